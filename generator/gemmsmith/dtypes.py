@@ -1,0 +1,41 @@
+"""The element types, one row each, and the words that users may call them by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DType:
+    """One element type."""
+
+    name: str
+    """The one spelling used in kernel names, YAML reports and tables."""
+    bytes: int
+    """Size of one element in bytes."""
+    aliases: tuple[str, ...]
+    """Other spellings that a configuration may use."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FP16 = DType(name="fp16", bytes=2, aliases=("f16", "float16", "half"))
+BF16 = DType(name="bf16", bytes=2, aliases=("bfloat16",))
+FP32 = DType(name="fp32", bytes=4, aliases=("f32", "float32", "float"))
+
+DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)
+
+_BY_WORD = {word: dtype for dtype in DTYPES for word in (dtype.name, *dtype.aliases)}
+
+DTYPE_WORDS: tuple[str, ...] = tuple(_BY_WORD)
+"""All spellings that :func:`parse_dtype` takes."""
+
+
+def parse_dtype(word: str) -> DType:
+    """Return the element type that ``word`` names.
+
+    Raises:
+        KeyError: where ``word`` is none of :data:`DTYPE_WORDS`.
+    """
+    return _BY_WORD[word.lower()]

@@ -1,0 +1,367 @@
+"""The one statement of what kernels can exist and which calls they can take.
+
+Loader, ``explain``, tuner and dispatcher all ask here. A rule is one function that yields
+objections; each names its hardware or CUTLASS reason at the end of the clause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gemmsmith.errors import IllegalKernelError, Objection
+
+if TYPE_CHECKING:
+    from gemmsmith.problem import GemmProblem
+    from gemmsmith.spec import KernelSpec
+
+MAX_STAGES = 16
+ACCUMULATORS_PER_THREAD = 208  # 240 registers after setmaxnreg, less addresses and fragments
+MULTISTAGE_ACCUMULATORS_PER_THREAD = 128  # 255 registers less two stages of A and B fragments
+BARRIER_BYTES = 1024  # pipelines' mbarriers, tile scheduler and TMA alignment of the 3.x kernels
+
+
+def check_spec(spec: KernelSpec) -> None:
+    """Raise :class:`IllegalKernelError` with every rule that ``spec`` breaks."""
+    found = list(objections(spec))
+    if found:
+        raise IllegalKernelError(found)
+
+
+def objections(spec: KernelSpec) -> Iterator[Objection]:
+    """Yield what makes ``spec`` impossible; nothing for a legal kernel."""
+    basic = [*_element_types(spec), *_keys_of_the_api(spec), *_positive(spec)]
+    yield from basic
+    if basic:
+        return  # the rules below divide by these numbers
+    if spec.arch.api == "2.x":
+        yield from _warp_tiles(spec)
+    else:
+        yield from _warpgroup_tiles(spec)
+        yield from _clusters(spec)
+    yield from _alignments(spec)
+    yield from _shared_memory(spec)
+
+
+def _element_types(spec: KernelSpec) -> Iterator[Objection]:
+    arch = spec.arch
+    inputs = ", ".join(dtype.name for dtype in arch.inputs)
+    if spec.a not in arch.inputs:
+        yield Objection(key="dtype", reason=f"{arch.name} tensor cores take {inputs}, not {spec.a}")
+        return
+    if spec.b is not spec.a:
+        yield Objection(
+            key="dtype",
+            reason=f"a is {spec.a} and b is {spec.b}: the instruction takes one type for both",
+            fix=f"set b: {spec.a}",
+        )
+    legal = arch.accumulators[spec.a.name]
+    if spec.acc not in legal:
+        names = ", ".join(dtype.name for dtype in legal)
+        yield Objection(
+            key="dtype",
+            reason=f"{spec.a} products accumulate in {names}, not {spec.acc}",
+            fix=f"set acc: {legal[0]}",
+        )
+    if spec.d not in arch.outputs:
+        names = ", ".join(dtype.name for dtype in arch.outputs)
+        yield Objection(key="dtype", reason=f"d may be {names}, not {spec.d}")
+
+
+def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
+    arch = spec.arch
+    if spec.schedule not in arch.schedules:
+        yield Objection(
+            key="schedule",
+            reason=f"{arch.name} has {', '.join(arch.schedules)}, not {spec.schedule}",
+            fix=f"set schedule: {arch.schedules[0]}",
+        )
+    if spec.store not in arch.stores:
+        yield Objection(
+            key="store",
+            reason=f"{arch.name} has {', '.join(arch.stores)}, not {spec.store}",
+            fix=f"set store: {arch.stores[0]}",
+        )
+    if arch.api == "2.x":
+        if spec.cluster.size != 1:
+            yield Objection(
+                key="cluster",
+                reason=f"cluster {list(spec.cluster)} needs sm_90a; {arch.name} has no clusters",
+                fix="set cluster: [1, 1]",
+            )
+        if spec.swap:
+            yield Objection(
+                key="swap",
+                reason="2.x kernels store row-major whatever the operand order, so swap changes nothing",
+                fix="set swap: false",
+            )
+        if spec.scheduler != "static":
+            yield Objection(
+                key="scheduler", reason=f"{spec.scheduler} needs sm_90a", fix="set scheduler: static"
+            )
+        if spec.warp is None:
+            yield Objection(
+                key="warp", reason="2.x kernels need a warp tile", fix="for example warp: [64, 64, 32]"
+            )
+        if spec.stages is None:
+            yield Objection(key="stages", reason="2.x kernels need a number of stages", fix="set stages: 3")
+        return
+    if spec.warp is not None:
+        yield Objection(
+            key="warp", reason="3.x kernels divide a tile by warpgroups, not by warps", fix="remove warp"
+        )
+    if spec.scheduler == "stream_k" and spec.schedule != "cooperative":
+        yield Objection(
+            key="scheduler",
+            reason=f"stream_k needs schedule cooperative, not {spec.schedule}",  # CUTLASS 4.2
+            fix="set schedule: cooperative",
+        )
+    if spec.scheduler == "stream_k" and spec.store == "direct":
+        yield Objection(
+            key="scheduler", reason="stream_k is built with store tma only", fix="set store: tma"
+        )
+
+
+def _positive(spec: KernelSpec) -> Iterator[Objection]:
+    sizes = {"tile": spec.tile, "cluster": spec.cluster, "alignment": spec.alignment}
+    if spec.warp is not None:
+        sizes["warp"] = spec.warp
+    for key, values in sizes.items():
+        if min(values) < 1:
+            yield Objection(key=key, reason=f"{list(values)} holds a number below 1")
+    if spec.stages is not None and not 2 <= spec.stages <= MAX_STAGES:
+        yield Objection(
+            key="stages",
+            reason=f"{spec.stages} is outside 2 to {MAX_STAGES}: loads overlap with math from 2 buffers on",
+        )
+
+
+def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
+    assert spec.warp is not None
+    tile, warp, instruction = spec.tile, spec.warp, spec.arch.instruction
+    for axis, of_tile, of_warp, of_instruction in zip("mnk", tile, warp, instruction, strict=True):
+        if of_tile % of_warp:
+            yield Objection(
+                key="tile",
+                reason=f"tile.{axis}={of_tile} is not a multiple of warp.{axis}={of_warp}",
+                fix=f"tile.{axis}={_multiple_near(of_tile, of_warp)} is",
+            )
+        if of_warp % of_instruction:
+            yield Objection(
+                key="warp",
+                reason=f"warp.{axis}={of_warp} is not a multiple of the instruction's {of_instruction}",
+                fix=f"warp.{axis}={_multiple_near(of_warp, of_instruction)} is",
+            )
+    if warp.k != tile.k:
+        yield Objection(
+            key="warp",
+            reason=f"warp.k={warp.k} differs from tile.k={tile.k}: there is no sliced-K template",
+            fix=f"set warp.k={tile.k}",
+        )
+    for axis, size in (("m", warp.m), ("n", warp.n)):
+        if size not in (32, 64):  # the sizes whose every pair is proven on integer data
+            yield Objection(
+                key="warp",
+                reason=f"warp.{axis}={size} is not proven; warp tiles are 32 or 64 wide",
+                fix=f"set warp.{axis}={32 if size < 48 else 64}",
+            )
+    if tile.k not in (32, 64):  # 64 and 128 B rows: the swizzles of 2.x's shared-memory iterators
+        yield Objection(
+            key="tile",
+            reason=f"tile.k={tile.k} is neither 32 nor 64, the depths with a conflict-free smem layout",
+            fix=f"set tile.k={32 if tile.k < 48 else 64}",
+        )
+    warps = (tile.m // warp.m) * (tile.n // warp.n)
+    if not 2 <= warps <= 16:
+        yield Objection(
+            key="warp", reason=f"{warps} warps in a block; 2 to 16 have a template", fix="change warp or tile"
+        )
+    registers = warp.m * warp.n // 32
+    if registers > MULTISTAGE_ACCUMULATORS_PER_THREAD:
+        yield Objection(
+            key="warp",
+            reason=f"warp {warp.m}x{warp.n} keeps {registers} accumulators a thread,"
+            f" {MULTISTAGE_ACCUMULATORS_PER_THREAD} fit",
+        )
+
+
+def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
+    tile = spec.device_tile
+    m_side, n_side = ("n", "m") if spec.swap else ("m", "n")
+    swapped = " (wgmma's M side, because swap is on)" if spec.swap else ""
+    step = 128 if spec.schedule == "cooperative" else 64  # cooperative: 64 rows for each of two warpgroups
+    if tile.m % step:
+        yield Objection(
+            key="tile",
+            reason=f"tile.{m_side}={tile.m}{swapped} is not a multiple of {step}, which {spec.schedule} needs",
+            fix=f"tile.{m_side}={_multiple_near(tile.m, step)} is",
+        )
+    width = 16 if spec.store == "tma" else 8  # stmatrix stores pairs of 8 columns; wgmma steps by 8
+    if tile.n % width or tile.n > 256:
+        yield Objection(
+            key="tile",
+            reason=f"tile.{n_side}={tile.n} is not a multiple of {width} up to 256 (wgmma's width)",
+            fix=f"tile.{n_side}={min(256, _multiple_near(tile.n, width))} is",
+        )
+    if tile.k % 16:
+        yield Objection(
+            key="tile",
+            reason=f"tile.k={tile.k} is not a multiple of the instruction's 16",
+            fix=f"tile.k={_multiple_near(tile.k, 16)} is",
+        )
+    threads = 256 if spec.schedule == "cooperative" else 128
+    accumulators = tile.m * tile.n // threads * spec.acc.bytes // 4
+    if accumulators > ACCUMULATORS_PER_THREAD:
+        yield Objection(
+            key="tile",
+            reason=f"{spec.tile} keeps {accumulators} accumulator registers a thread with {spec.schedule};"
+            f" {ACCUMULATORS_PER_THREAD} fit beside the rest",
+            fix="halve tile.m or tile.n, or set schedule: cooperative",
+        )
+
+
+def _clusters(spec: KernelSpec) -> Iterator[Objection]:
+    cluster, tile = spec.device_cluster, spec.device_tile
+    for axis, size in zip("mn", spec.cluster, strict=True):
+        if size not in (1, 2, 4, 8):
+            yield Objection(
+                key="cluster",
+                reason=f"cluster.{axis}={size}; 1, 2, 4 and 8 have kernels (a multicast splits the tile evenly)",
+                fix=f"set cluster.{axis}={1 << min(3, size.bit_length() - 1)}",
+            )
+    if spec.cluster.size > 8:  # portable cluster size of sm_90
+        yield Objection(
+            key="cluster",
+            reason=f"{spec.cluster.m}x{spec.cluster.n} is {spec.cluster.size} blocks; 8 is the most",
+            fix="set a product of 8 or less",
+        )
+    if tile.n % cluster.m or tile.m % cluster.n:
+        yield Objection(
+            key="cluster",
+            reason=f"each block multicasts its share of the tile: {spec.tile} does not divide by"
+            f" cluster {list(spec.cluster)}",
+            fix="choose a smaller cluster",
+        )
+
+
+def _alignments(spec: KernelSpec) -> Iterator[Objection]:
+    for operand, elements, dtype in zip(
+        "abd", spec.alignment, (spec.a, spec.b, spec.d), strict=True
+    ):
+        most = 16 // dtype.bytes  # 16 B: widest load, and what TMA demands
+        if spec.arch.api == "3.x":
+            least = 1 if operand == "d" and spec.store == "direct" else most
+            why = "TMA addresses in steps of 16 B"
+        elif operand == "d":
+            least, why = 1, ""
+        else:
+            least = 1 if spec.stages == 2 else 2
+            why = "cp.async copies 4 B or more; stages: 2 goes without it"
+        if elements & (elements - 1) or not least <= elements <= most:
+            yield Objection(
+                key="alignment",
+                reason=f"{operand}: {elements} elements of {dtype.bytes} B;"
+                f" a power of two from {least} to {most} is legal" + (f" ({why})" if why else ""),
+                fix=f"set {operand}: {most}",
+            )
+
+
+def _shared_memory(spec: KernelSpec) -> Iterator[Objection]:
+    limit = spec.arch.smem_per_block
+    stages = spec.stages or 2
+    needed = shared_memory(spec, stages)
+    if needed <= limit:
+        return
+    fitting = stages_that_fit(spec)
+    if fitting >= 2:
+        fix = f"at most {fitting} stages fit: {shared_memory(spec, fitting):,} B"
+    else:
+        fix = f"tile k {spec.tile.k // 2} halves it" if spec.tile.k >= 32 else "choose a smaller tile"
+    yield Objection(
+        key="stages",
+        reason=f"{spec.tile} with stages {stages} needs {needed:,} B of shared memory,"
+        f" {spec.arch.name} has {limit:,}",
+        fix=fix,
+    )
+
+
+def stage_bytes(spec: KernelSpec) -> int:
+    """Shared memory of one main-loop stage: a tile of A and one of B, in bytes."""
+    return (spec.tile.m * spec.a.bytes + spec.tile.n * spec.b.bytes) * spec.tile.k
+
+
+def epilogue_bytes(spec: KernelSpec) -> int:
+    """Shared memory that the epilogue holds beside the main loop's, in bytes (an upper estimate).
+
+    2.x epilogues reuse the main loop's memory; ``direct`` ones need none; TMA ones stage sub-tiles
+    of 64 or 128 rows by up to 32 columns, two of D or up to four of C.
+    """
+    if spec.store != "tma":
+        return 0
+    tile = spec.device_tile
+    rows = min(128 if spec.schedule == "cooperative" else 64, tile.m)
+    columns = math.gcd(32, tile.n)
+    subtiles = (tile.m // rows) * (tile.n // columns)
+    staged_d = min(subtiles, 2)
+    buffers = max(min(subtiles, 4), staged_d + 1) if spec.residual else staged_d
+    bias = (tile.m + tile.n) * spec.d.bytes if spec.bias else 0
+    return buffers * rows * columns * spec.d.bytes + bias
+
+
+def shared_memory(spec: KernelSpec, stages: int) -> int:
+    """Shared memory of one block with ``stages`` stages, in bytes (an upper estimate for 3.x)."""
+    barriers = BARRIER_BYTES if spec.arch.api == "3.x" else 0
+    return stage_bytes(spec) * stages + epilogue_bytes(spec) + barriers
+
+
+def stages_that_fit(spec: KernelSpec) -> int:
+    """The largest number of stages whose shared memory the architecture has; 0 where not one fits."""
+    free = spec.arch.smem_per_block - shared_memory(spec, 0)
+    return max(0, min(MAX_STAGES, free // stage_bytes(spec)))
+
+
+def _multiple_near(value: int, step: int) -> int:
+    return max(step, round(value / step) * step)
+
+
+def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
+    """Say why the kernel ``spec`` cannot take the call ``problem``; empty where it can.
+
+    The sentence names the argument, the value found and the value needed.
+    """
+    if (problem.a, problem.b, problem.d) != (spec.a, spec.b, spec.d):
+        return (
+            f"the kernel computes {spec.a} @ {spec.b} -> {spec.d},"
+            f" the call is {problem.a} @ {problem.b} -> {problem.d}"
+        )
+    if problem.layout not in _layouts_served(spec, problem):
+        return f"the kernel's layout is {spec.layout}, the strides of the call are {problem.layout}"
+    if problem.bias and not spec.bias:
+        return "the kernel has no bias (epilogue.bias is false)"
+    if problem.residual and not spec.residual:
+        return "the kernel has no residual (epilogue.residual is false)"
+    if spec.arch.api == "2.x" and problem.bias and problem.residual:
+        return "2.x kernels add a bias or a residual in one call, not both"
+    for operand, elements, dtype, found in zip(
+        "abd",
+        spec.alignment,
+        (spec.a, spec.b, spec.d),
+        (problem.a_align, problem.b_align, problem.d_align),
+        strict=True,
+    ):
+        needed = elements * dtype.bytes
+        if found % needed:
+            return (
+                f"{operand}: address, row stride and batch stride divide by {found} B,"
+                f" the kernel needs {needed} B ({elements} elements of {dtype.name})"
+            )
+    return ""
+
+
+def _layouts_served(spec: KernelSpec, problem: GemmProblem) -> tuple[str, ...]:
+    """A matrix with one row or column is both row- and column-major; ``problem`` names one of the two."""
+    served = [spec.layout]
+    if problem.n == 1 or problem.m == 1:
+        served.append(spec.layout[:2] + problem.layout[2])
+    return tuple(served)

@@ -1,0 +1,39 @@
+"""One call of a GEMM: sizes, element types, strides and what the epilogue must add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmsmith.dtypes import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmProblem:
+    """D (M, N) = A (M, K) @ B (K, N), ``batch`` times, as a kernel has to see it."""
+
+    m: int
+    """Rows of A and D."""
+    n: int
+    """Columns of B and D."""
+    k: int
+    """Columns of A, rows of B."""
+    batch: int = 1
+    """Number of independent products."""
+    a: DType
+    """Element type of A."""
+    b: DType
+    """Element type of B."""
+    d: DType
+    """Element type of D, residual and bias."""
+    layout: str = "rcr"
+    """Row- (r) or column-major (c) of A, B and D, read off their strides."""
+    a_align: int = 16
+    """Largest power of two up to 16 that divides A's address, leading and batch stride, in bytes."""
+    b_align: int = 16
+    """The same of B."""
+    d_align: int = 16
+    """The same of D, residual and bias together."""
+    bias: bool = False
+    """Whether a bias vector is added."""
+    residual: bool = False
+    """Whether beta * C is added."""

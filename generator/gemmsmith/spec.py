@@ -1,0 +1,137 @@
+"""The description of one kernel: frozen, hashable, legal by construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from gemmsmith.arch import Architecture, Schedule, Store
+from gemmsmith.dtypes import BF16, FP32, DType
+
+Layout = Literal["rcr", "rrr", "ccr", "crr", "rcc", "rrc", "ccc", "crc"]
+Scheduler = Literal["static", "stream_k"]
+
+SCHEDULE_WORDS: dict[Schedule, str] = {
+    "multistage": "",
+    "warp_specialized": "ws",
+    "pingpong": "pp",
+    "cooperative": "coop",
+}
+"""Schedule to its short form inside kernel names."""
+
+
+class Tile(NamedTuple):
+    """Rows and columns of D and depth along K that one block (or warp) computes at a time."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+class Cluster(NamedTuple):
+    """Blocks of one cluster along the rows (m) and columns (n) of D."""
+
+    m: int = 1
+    n: int = 1
+
+    @property
+    def size(self) -> int:
+        """Blocks in the cluster."""
+        return self.m * self.n
+
+
+class Alignment(NamedTuple):
+    """Elements by which the contiguous dimension and the address of each operand must divide."""
+
+    a: int = 8
+    b: int = 8
+    d: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """One tensor-core GEMM kernel, D = alpha * A @ B + beta * C + bias, on one architecture.
+
+    All shapes are in the caller's frame: A is (M, K), B is (K, N), D is (M, N), tokens are rows.
+
+    Raises:
+        IllegalKernelError: with every rule that the fields break (:mod:`gemmsmith.legality`).
+    """
+
+    arch: Architecture
+    """Row of the architecture table."""
+    tile: Tile
+    """Tile of one block; for ``cooperative`` two warpgroups share it, for ``pingpong`` each has one."""
+    schedule: Schedule
+    """Main loop: ``multistage`` (2.x), ``warp_specialized``, ``pingpong`` or ``cooperative`` (3.x)."""
+    a: DType = BF16
+    """Element type of A."""
+    b: DType = BF16
+    """Element type of B."""
+    acc: DType = FP32
+    """Type that products are summed in."""
+    d: DType = BF16
+    """Element type of D, of the residual C and of the bias."""
+    layout: Layout = "rcr"
+    """Row-major (r) or column-major (c) for A, B and D; ``rcr`` is torch's ``x @ w.T``."""
+    warp: Tile | None = None
+    """Tile of one warp (2.x only)."""
+    stages: int | None = None
+    """Buffers of the main loop in shared memory; None: as many as fit (3.x only)."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Blocks that share operands by multicast (3.x only)."""
+    store: Store = "tma"
+    """Epilogue: ``smem`` (2.x), ``tma`` (staged, bulk store) or ``direct`` (registers to memory)."""
+    scheduler: Scheduler = "static"
+    """``static``: each tile by one block; ``stream_k``: the K loop of a tile may be split over blocks."""
+    swap: bool = False
+    """Compute D^T = B^T A^T, so that the columns of D lie on the instruction's wide side (3.x only)."""
+    bias: bool = True
+    """Whether the epilogue can add a bias vector (N,)."""
+    residual: bool = False
+    """Whether the epilogue can add beta * C."""
+    alignment: Alignment = field(default_factory=Alignment)
+    """Alignment of A, B and D in elements."""
+
+    def __post_init__(self) -> None:
+        from gemmsmith.legality import check_spec
+
+        check_spec(self)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in reports, files, C++ symbols, logs and tables."""
+        words = ["gemm", self.a.name]
+        if self.acc is not FP32:
+            words.append(f"acc{self.acc.name}")
+        if self.d is not self.a:
+            words.append(f"out{self.d.name}")
+        words += [self.layout, str(self.tile)]
+        if self.warp:
+            words.append(f"w{self.warp.m}x{self.warp.n}")
+        if self.stages:
+            words.append(f"s{self.stages}")
+        if self.arch.clusters:
+            words.append(f"c{self.cluster.m}x{self.cluster.n}")
+        words += [SCHEDULE_WORDS[self.schedule]] if SCHEDULE_WORDS[self.schedule] else []
+        words += ["streamk"] if self.scheduler == "stream_k" else []
+        words += ["swap"] if self.swap else []
+        words += ["direct"] if self.store == "direct" else []
+        words += [] if self.bias else ["nobias"]
+        words += ["res"] if self.residual else []
+        if self.alignment != Alignment():
+            words.append("align" + "x".join(str(elements) for elements in self.alignment))
+        return "_".join([*words, self.arch.suffix])
+
+    @property
+    def device_tile(self) -> Tile:
+        """The tile as the device code sees it: m and n exchanged where ``swap`` is on."""
+        return Tile(self.tile.n, self.tile.m, self.tile.k) if self.swap else self.tile
+
+    @property
+    def device_cluster(self) -> Cluster:
+        """The cluster as the device code sees it: m and n exchanged where ``swap`` is on."""
+        return Cluster(self.cluster.n, self.cluster.m) if self.swap else self.cluster
