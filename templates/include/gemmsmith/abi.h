@@ -1,0 +1,58 @@
+/* The C interface of a kernel library: all that a launcher needs, no C++, no torch, no Python.
+ *
+ * A library exports two functions, gemmsmith_abi_version and gemmsmith_kernels; everything else is
+ * reached through the table that the second returns. Sizes, strides and pointers are in the caller's
+ * frame: A is (m, k), B is (k, n), C and D are (m, n), bias is (n).
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define GEMMSMITH_ABI_VERSION 1
+#define GEMMSMITH_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One call. Strides count elements. A null bias adds nothing; beta 0 or a null c reads no c. */
+typedef struct gemmsmith_gemm {
+  int64_t m, n, k, batch;
+  const void *a, *b, *c, *bias;
+  void *d;
+  int64_t lda, ldb, ldc, ldd;             /* distance of neighbouring rows (row-major) or columns */
+  int64_t a_batch, b_batch, c_batch, d_batch; /* distance of neighbouring matrices of the batch */
+  float alpha, beta;
+  int32_t raster;   /* 0: the kernel's own choice, 1: tiles along m first, 2: along n first */
+  int32_t swizzle;  /* largest tile group of the raster, in tiles; 0: the kernel's own choice */
+  int32_t splits;   /* parts of k per tile; 0: the kernel's own choice (stream_k kernels only) */
+  int32_t device;   /* CUDA ordinal */
+  int32_t sm_count; /* multiprocessors of that device */
+} gemmsmith_gemm;
+
+/* Outcomes of a kernel's functions: 0 is success, positive numbers are cutlass::Status,
+ * negative ones are -cudaError_t. gemmsmith_kernel.explain turns one into words. */
+typedef int32_t gemmsmith_status;
+
+/* One kernel: facts known at compile time, and what it can be asked to do. */
+typedef struct gemmsmith_kernel {
+  const char *name;     /* KernelSpec.name */
+  int32_t threads;      /* threads of a block */
+  int32_t shared_bytes; /* dynamic shared memory of a block */
+  int32_t stages;       /* buffers of the main loop */
+  gemmsmith_status (*can_run)(const gemmsmith_gemm *);
+  gemmsmith_status (*workspace_bytes)(const gemmsmith_gemm *, uint64_t *bytes);
+  /* Queues the kernel on `stream` (a cudaStream_t); never synchronises, never allocates. */
+  gemmsmith_status (*launch)(const gemmsmith_gemm *, void *workspace, void *stream);
+  /* Blocks of this kernel that one multiprocessor of the current device holds, by the driver. */
+  gemmsmith_status (*blocks_per_sm)(int32_t *blocks);
+  const char *(*explain)(gemmsmith_status);
+} gemmsmith_kernel;
+
+GEMMSMITH_EXPORT int32_t gemmsmith_abi_version(void);
+GEMMSMITH_EXPORT const gemmsmith_kernel *gemmsmith_kernels(int32_t *count);
+
+#ifdef __cplusplus
+}
+#endif
