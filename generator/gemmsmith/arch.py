@@ -51,6 +51,8 @@ class Architecture:
     """Whether thread-block clusters exist."""
     first_toolkit: tuple[int, int]
     """First CUDA toolkit (major, minor) that can target it."""
+    last_toolkit: tuple[int, int] | None = None
+    """Last CUDA toolkit that can target it; None where all newer ones can."""
     sass_instruction: str
     """Start of the tensor-core instruction's name in the machine code."""
 

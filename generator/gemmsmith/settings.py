@@ -39,6 +39,8 @@ class Settings:
     """Whether a kernel missing from the cache is an error (``GEMMSMITH_NEVER_COMPILE``)."""
     launcher: LauncherName
     """How kernel libraries are called (``GEMMSMITH_LAUNCHER``)."""
+    smollm2: Path | None
+    """The GGUF file of SmolLM2-135M-Instruct, in place of the PyPI package (``GEMMSMITH_SMOLLM2``)."""
 
 
 def settings() -> Settings:
@@ -55,6 +57,7 @@ def settings() -> Settings:
         host_compiler=_path("GEMMSMITH_CXX") or _path("CXX"),
         never_compile=_flag("GEMMSMITH_NEVER_COMPILE"),
         launcher=_launcher("GEMMSMITH_LAUNCHER"),
+        smollm2=_path("GEMMSMITH_SMOLLM2"),
     )
 
 
@@ -79,7 +82,9 @@ def _positive(name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise SettingError(f"{name}={text!r} is not legal: use a whole number from 1 up, or unset it")
+        raise SettingError(
+            f"{name}={text!r} is not legal: use a whole number from 1 up, or unset it"
+        )
     return int(text)
 
 
