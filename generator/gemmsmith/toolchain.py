@@ -5,26 +5,40 @@ Nothing here needs a GPU, a driver or torch.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemmsmith.arch import Architecture
 from gemmsmith.errors import ToolchainError
 from gemmsmith.host_compiler import find_host_compiler
-from gemmsmith.programs import find_program, output_of
+from gemmsmith.nvcc import (
+    WHEELS,
+    find_nvcc,
+    nvcc_layout,
+    nvcc_release,
+    package_folders,
+    wheel_roots,
+)
+from gemmsmith.programs import find_program
 from gemmsmith.settings import settings
 
-_HIDDEN_FLAGS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
-_WHEEL_PARTS = (  # the PyPI packages share one folder; nvcc works only with all of them
-    ("nvvm/bin/cicc", "nvidia-nvvm"),
-    ("include/crt/host_config.h", "nvidia-cuda-crt"),
-    ("include/cuda_runtime.h", "nvidia-cuda-runtime"),
-    ("lib/libcudart_static.a", "nvidia-cuda-runtime"),
-    ("include/cccl/cuda/std/utility", "nvidia-cuda-cccl"),
+_HIDDEN_INPUTS = (  # nvcc or g++ would take flags and headers from these
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+)
+_HEADERS = (
+    ("include", "cuda_runtime.h", "nvidia-cuda-runtime"),
+    ("include", "crt/host_config.h", "nvidia-cuda-crt"),
+    ("include/cccl", "cuda/std/utility", "nvidia-cuda-cccl"),
+)
+_LIBRARIES = (
+    ("lib64", "libcudart_static.a", "nvidia-cuda-runtime"),
+    ("lib", "libcudart_static.a", "nvidia-cuda-runtime"),
 )
 
 
@@ -54,7 +68,7 @@ class Toolchain:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """How each nvcc command line begins, one list element an argument."""
+        """How each nvcc command line begins, one element an argument."""
         parts = [str(self.nvcc), "-ccbin", str(self.host_compiler)]
         for folder in self.include_dirs:
             parts += ["-isystem", str(folder)]
@@ -64,12 +78,12 @@ class Toolchain:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment for the tools: this process' own, less the variables that hide nvcc flags.
+        """Environment for the tools: this process' own, less the variables with hidden inputs.
 
         Those would reach the binary without reaching its identity. PATH also ends with the folder
         of nvdisasm, which cuobjdump starts by its bare name.
         """
-        kept = {key: value for key, value in os.environ.items() if key not in _HIDDEN_FLAGS}
+        kept = {key: value for key, value in os.environ.items() if key not in _HIDDEN_INPUTS}
         if self.nvdisasm is not None:
             folder = str(self.nvdisasm.parent)
             path = kept.get("PATH", os.defpath)
@@ -98,17 +112,17 @@ def find_toolchain(nvcc: Path | None = None) -> Toolchain:
     wheels of the running Python. One that is named by the first two is never replaced.
 
     Raises:
-        ToolchainError: where there is no nvcc or no host compiler that it accepts.
+        ToolchainError: where there is no nvcc, no host compiler that it accepts, or a part of the
+            toolkit from PyPI is missing.
         SettingError: where an environment variable is not legal.
     """
-    origin, path = _find_nvcc(nvcc)
-    path = _beside_profile(path)
+    origin, path = find_nvcc(nvcc)
     release = nvcc_release(path)
     major, minor = release.split(".")[:2]
     version = (int(major), int(minor))
-    root, known = _layout(path)
-    if origin == "PyPI wheels":
-        _check_wheels(root)
+    layout = nvcc_layout(path)
+    if origin == WHEELS:
+        _check_wheels(layout.root)
     host = find_host_compiler(version, settings().host_compiler)
     return Toolchain(
         nvcc=path,
@@ -117,129 +131,48 @@ def find_toolchain(nvcc: Path | None = None) -> Toolchain:
         origin=origin,
         host_compiler=host.path,
         host_version=host.version,
-        library_dirs=_unknown_library_dirs(root, known),
-        cuobjdump=_binary_tool("cuobjdump", root),
-        nvdisasm=_binary_tool("nvdisasm", root),
+        include_dirs=_unknown(_HEADERS, layout.root, layout.include_dirs),
+        library_dirs=_unknown(_LIBRARIES, layout.root, layout.library_dirs),
+        cuobjdump=find_binary_tool("cuobjdump", layout.root),
+        nvdisasm=find_binary_tool("nvdisasm", layout.root),
     )
 
 
-def nvcc_release(nvcc: Path) -> str:
-    """Return nvcc's full version, for example ``13.0.88``; ToolchainError where it tells none."""
-    text = output_of(nvcc, "--version")
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", text) or re.search(r"release (\d+\.\d+)", text)
-    if found is None:
-        raise ToolchainError(f"{nvcc} --version names no CUDA release: {text[:200]!r}")
-    return found.group(1)
-
-
-def wheel_roots() -> tuple[Path, ...]:
-    """Return the folders that NVIDIA's CUDA wheels of the running Python install into."""
-    return tuple(
-        root
-        for folder in _package_folders("nvidia")
-        for root in sorted(folder.glob("cu[0-9]*"), reverse=True)
-        if root.is_dir()
-    )
-
-
-def _find_nvcc(argument: Path | None) -> tuple[str, Path]:
-    wanted = settings()
-    for origin, named in (("argument", argument), ("GEMMSMITH_NVCC", wanted.nvcc)):
-        if named is not None:
-            path = find_program(named)
-            if path is None:
-                raise ToolchainError(
-                    f"nvcc is given as {named} ({origin}), which is neither an executable file "
-                    "nor a name on PATH; give the path of the program, such as "
-                    "/usr/local/cuda/bin/nvcc"
-                )
-            return origin, path
-    home = wanted.cuda_home
-    places: list[tuple[str, Path | str]] = []
-    if home is not None:
-        places.append(("CUDA_HOME", home / "bin" / "nvcc"))
-    places.append(("PATH", "nvcc"))
-    places += [("PyPI wheels", root / "bin" / "nvcc") for root in wheel_roots()]
-    for origin, place in places:
-        path = find_program(place)
-        if path is not None:
-            return origin, path
-    raise ToolchainError(_nowhere(home))
-
-
-def _nowhere(home: Path | None) -> str:
-    looked = [
-        f"CUDA_HOME ({home}/bin/nvcc)" if home else "CUDA_HOME and CUDA_PATH (not set)",
-        "PATH",
-        "the PyPI wheels of the running Python",
-    ]
-    usual = Path("/usr/local/cuda")
-    hint = f" (there is one at {usual})" if (usual / "bin" / "nvcc").is_file() else ""
-    return (
-        f"no nvcc found; looked at {', '.join(looked)}. Set CUDA_HOME to the root of a CUDA "
-        f"toolkit{hint}, or GEMMSMITH_NVCC to an nvcc, or install one from PyPI (package "
-        "nvidia-cuda-nvcc and its companions): pip install 'gemmsmith[toolchain]'"
-    )
-
-
-def _beside_profile(nvcc: Path) -> Path:
-    """Follow links to the nvcc that has its nvcc.profile beside it: nvcc does not do so itself."""
-    real = nvcc.resolve()
-    if not (nvcc.parent / "nvcc.profile").is_file() and (real.parent / "nvcc.profile").is_file():
-        return real
-    return nvcc
-
-
-def _layout(nvcc: Path) -> tuple[Path, tuple[Path, ...]]:
-    """The toolkit's root and the library folders that nvcc passes to the linker by itself.
-
-    A wrapper script may stand in another folder than the toolkit, so nvcc is asked.
-    """
-    try:
-        text = output_of(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull)
-    except ToolchainError:  # the first compile tells what is wrong, with the file at hand
-        text = ""
-    top = re.search(r"^#\$ TOP=(.+)$", text, re.MULTILINE)
-    libraries = re.search(r"^#\$ LIBRARIES=(.+)$", text, re.MULTILINE)
-    root = Path(top.group(1)).resolve() if top else nvcc.parent.parent
-    folders = re.findall(r'"-L([^"]+)"', libraries.group(1)) if libraries else []
-    return root, tuple(Path(folder) for folder in folders)
-
-
-def _unknown_library_dirs(root: Path, known: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Where libcudart_static.a lies if nvcc does not look there; the wheels' nvcc does not."""
-    library = "libcudart_static.a"
-    if any((folder / library).is_file() for folder in known):
-        return ()
-    return tuple(root / name for name in ("lib64", "lib") if (root / name / library).is_file())[:1]
-
-
-def _check_wheels(root: Path) -> None:
-    missing = {package for part, package in _WHEEL_PARTS if not (root / part).exists()}
-    if missing:
-        raise ToolchainError(
-            f"the nvcc of {root} is incomplete: install {', '.join(sorted(missing))} of the same "
-            "CUDA version into the same Python (pip install 'gemmsmith[toolchain]')"
-        )
-
-
-def _binary_tool(name: str, root: Path) -> Path | None:
-    """``name`` beside nvcc, in the wheels, on PATH, or among the tools that triton ships."""
+def find_binary_tool(name: str, root: Path) -> Path | None:
+    """Return ``name`` beside nvcc, in the wheels, on PATH, or among triton's tools; else None."""
     places: list[Path | str] = [root / "bin" / name]
     places += [wheel / "bin" / name for wheel in wheel_roots()]
     places.append(name)
-    places += [
-        folder / "backends" / "nvidia" / "bin" / name for folder in _package_folders("triton")
-    ]
+    places += [folder / "backends/nvidia/bin" / name for folder in package_folders("triton")]
     found = (find_program(place) for place in places)
     return next((path for path in found if path is not None), None)
 
 
-def _package_folders(name: str) -> Iterator[Path]:
-    """Folders of a package of the running Python, found without importing it."""
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        yield from map(Path, spec.submodule_search_locations)
+def _unknown(
+    parts: tuple[tuple[str, str, str], ...], root: Path, known: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """Folders of the toolkit whose marker file exists there and in no folder known to nvcc.
+
+    The wheels' nvcc looks for libraries in lib64; the wheels have lib.
+    """
+    folders: list[Path] = []
+    for place, marker, _ in parts:
+        seen = any((folder / marker).is_file() for folder in (*known, *folders))
+        if not seen and (root / place / marker).is_file():
+            folders.append(root / place)
+    return tuple(folders)
+
+
+def _check_wheels(root: Path) -> None:
+    """Raise where a package is missing that nvcc needs: it depends on none of them."""
+    parts = (("nvvm/bin", "cicc", "nvidia-nvvm"), *_HEADERS, _LIBRARIES[-1])
+    missing = {package for place, part, package in parts if not (root / place / part).is_file()}
+    if missing:
+        raise ToolchainError(
+            f"the CUDA toolkit from PyPI at {root} is incomplete: install "
+            f"{', '.join(sorted(missing))} of nvcc's version into the same Python "
+            "(pip install 'gemmsmith[toolchain]')"
+        )
 
 
 def _dotted(version: tuple[int, int]) -> str:
