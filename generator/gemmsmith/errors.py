@@ -104,5 +104,9 @@ class NoDeviceError(GemmsmithError):
     """A GPU is needed (``arch: auto``, measuring) and none was found."""
 
 
+class MeasureError(GemmsmithError, RuntimeError):
+    """A time cannot be taken in a way that would be true."""
+
+
 class SettingError(GemmsmithError, ValueError):
     """An environment variable of gemmsmith holds a value that is not legal."""
