@@ -7,7 +7,7 @@ CUTLASS 4.2 instantiates. A new architecture is a new row.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gemmsmith.dtypes import BF16, FP16, FP32, DType
@@ -37,7 +37,7 @@ class Architecture:
     """CUTLASS programming model of its kernels."""
     inputs: tuple[DType, ...]
     """Element types that its tensor cores take."""
-    accumulators: dict[str, tuple[DType, ...]]
+    accumulators: dict[str, tuple[DType, ...]] = field(hash=False)
     """Accumulator types for each input type's name."""
     outputs: tuple[DType, ...]
     """Element types that the epilogues store."""
@@ -116,7 +116,8 @@ def parse_architecture(word: str) -> Architecture:
         if lowered in spellings or lowered + "a" in spellings[:3]:
             return row
     known = [spelling for row in ARCHITECTURES for spelling in _spellings(row)]
-    near = difflib.get_close_matches(lowered, known, n=1)
+    digits = any(letter.isdigit() for letter in lowered)  # sm_70 is no misspelling of sm_80
+    near = [] if digits else difflib.get_close_matches(lowered, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     names = ", ".join(row.name for row in ARCHITECTURES)
     raise UnknownArchitectureError(f"arch {word!r} is not known{hint} (known: {names})")

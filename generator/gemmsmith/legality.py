@@ -50,7 +50,7 @@ def _element_types(spec: KernelSpec) -> Iterator[Objection]:
     if spec.a not in arch.inputs:
         yield Objection(key="dtype", reason=f"{arch.name} tensor cores take {inputs}, not {spec.a}")
         return
-    if spec.b is not spec.a:
+    if spec.b != spec.a:
         yield Objection(
             key="dtype",
             reason=f"a is {spec.a} and b is {spec.b}: the instruction takes one type for both",
@@ -213,11 +213,12 @@ def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
     threads = 256 if spec.schedule == "cooperative" else 128
     accumulators = tile.m * tile.n // threads * spec.acc.bytes // 4
     if accumulators > ACCUMULATORS_PER_THREAD:
+        shared = accumulators // 2 <= ACCUMULATORS_PER_THREAD and tile.m % 128 == 0 and step == 64
         yield Objection(
             key="tile",
             reason=f"{spec.tile} keeps {accumulators} accumulator registers a thread with {spec.schedule};"
             f" {ACCUMULATORS_PER_THREAD} fit beside the rest",
-            fix="halve tile.m or tile.n, or set schedule: cooperative",
+            fix="halve tile.m or tile.n" + (", or set schedule: cooperative" if shared else ""),
         )
 
 

@@ -105,9 +105,9 @@ class KernelSpec:
     def name(self) -> str:
         """The kernel's name in reports, files, C++ symbols, logs and tables."""
         words = ["gemm", self.a.name]
-        if self.acc is not FP32:
+        if self.acc != FP32:
             words.append(f"acc{self.acc.name}")
-        if self.d is not self.a:
+        if self.d != self.a:
             words.append(f"out{self.d.name}")
         words += [self.layout, str(self.tile)]
         if self.warp:

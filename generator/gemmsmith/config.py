@@ -1,0 +1,90 @@
+"""YAML files of kernel families, read into kernel specs.
+
+A file holds families; a family's keys are the defaults of its kernels, and lists under ``arch``,
+``dtype`` and ``layout`` are crossed. Everything wrong with all files is reported at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.config_entries import Entry, read_entries
+from gemmsmith.config_model import schema
+from gemmsmith.errors import ConfigError, Problem
+from gemmsmith.spec import KernelSpec
+
+__all__ = ["Entry", "inspect_file", "load_specs", "schema"]
+
+
+def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[KernelSpec, ...]:
+    """Return the kernels of a YAML file, or of all in a folder, in their order and each once.
+
+    ``arch`` keeps the kernels of these architectures only. A kernel asked for twice is returned
+    once, with a warning.
+
+    Raises:
+        ConfigError: with every problem of every file, or where nothing is left.
+        UnknownArchitectureError: where a word of ``arch`` names no architecture.
+    """
+    wanted = _wanted(arch)
+    entries, problems = read_entries(Path(path))
+    problems += [problem for entry in entries for problem in entry.problems]
+    if problems:
+        raise ConfigError(problems)
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        assert entry.spec is not None, "a kernel without objections has a spec"
+        earlier = first.setdefault(entry.spec.name, entry)
+        here = f"{entry.file}:{entry.line}"
+        if earlier is entry:
+            continue
+        if earlier.spec != entry.spec:
+            problems.append(_two_of_one_name(earlier, entry))
+        else:
+            warnings.warn(
+                f"{here}: {entry.spec.name} is already asked for at {earlier.file}:{earlier.line};"
+                " it is built once",
+                stacklevel=2,
+            )
+    if problems:
+        raise ConfigError(problems)
+    specs = tuple(entry.spec for entry in first.values() if entry.spec is not None)
+    kept = tuple(spec for spec in specs if wanted is None or spec.arch in wanted)
+    if not kept:
+        have = ", ".join(dict.fromkeys(spec.arch.name for spec in specs))
+        asked = ", ".join(row.name for row in wanted or ())
+        message = f"has kernels for {have}, none for {asked or 'an empty list of architectures'}"
+        raise ConfigError([Problem(file=str(path), line=0, message=message)])
+    return kept
+
+
+def inspect_file(path: Path | str) -> tuple[Entry, ...]:
+    """Return every kernel that a file or folder asks for, illegal ones with their objections.
+
+    Raises:
+        ConfigError: where a file cannot be read as families; legality is not judged here.
+    """
+    entries, problems = read_entries(Path(path))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(entries)
+
+
+def _wanted(arch: Sequence[str] | None) -> tuple[Architecture, ...] | None:
+    if arch is None:
+        return None
+    words = [arch] if isinstance(arch, str) else arch
+    return tuple(parse_architecture(word) for word in words)
+
+
+def _two_of_one_name(earlier: Entry, entry: Entry) -> Problem:
+    assert entry.spec is not None, "only legal kernels have names"
+    return Problem(
+        file=entry.file,
+        line=entry.line,
+        message=f"{entry.spec.name} names two different kernels: this one and the one at"
+        f" {earlier.file}:{earlier.line}; remove one",
+    )

@@ -1,0 +1,236 @@
+"""The shape of a configuration file, as pydantic models; the JSON schema is made from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from gemmsmith.arch import ARCHITECTURES, Architecture, Schedule, Store, parse_architecture
+from gemmsmith.dtypes import DTYPE_WORDS, FP32, DType, parse_dtype
+from gemmsmith.errors import UnknownArchitectureError
+from gemmsmith.spec import Layout, Scheduler
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "dtype": DTYPE_WORDS,
+    "layout": get_args(Layout),
+    "schedule": get_args(Schedule),
+    "store": get_args(Store),
+    "scheduler": get_args(Scheduler),
+}
+"""The legal words of each key that takes one."""
+
+
+def _architecture(value: object) -> Architecture:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise PydanticCustomError("arch_type", "takes an architecture such as sm_90a")
+    try:
+        return parse_architecture(str(value))
+    except UnknownArchitectureError as error:
+        raise PydanticCustomError("sentence", "{text}", {"text": str(error)}) from None
+
+
+def _dtype(value: object) -> DType:
+    if not isinstance(value, str):
+        raise PydanticCustomError("string_type", "takes a word")
+    try:
+        return parse_dtype(value)
+    except KeyError:
+        raise PydanticCustomError("dtype", "is no element type") from None
+
+
+def _listed(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+def _spread(value: object) -> object:
+    return {"a": value} if isinstance(value, str) else value
+
+
+def _automatic(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _flat(cluster: tuple[int, ...]) -> tuple[int, ...]:
+    if len(cluster) == 3 and cluster[2] != 1:
+        text = f"has {cluster[2]} along its third axis; D has rows and columns only: write [m, n]"
+        raise PydanticCustomError("sentence", "{text}", {"text": text})
+    return cluster
+
+
+class _OneOrList:
+    """In the JSON schema: a list of the items, or one item as it is."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        items = handler(core)["items"]
+        return {"anyOf": [items, {"type": "array", "items": items, "minItems": 1}]}
+
+
+class _OrWord:
+    """In the JSON schema: the mapping, or one word in its place."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"enum": list(DTYPE_WORDS)}, handler(core)]}
+
+
+ArchWord = Annotated[
+    Architecture,
+    PlainValidator(_architecture),
+    WithJsonSchema(
+        {
+            "type": ["string", "number"],
+            "examples": [word for row in ARCHITECTURES for word in (row.name, row.nickname)],
+        }
+    ),
+]
+DTypeWord = Annotated[DType, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPE_WORDS)})]
+Numbers3 = Annotated[tuple[int, ...], Field(min_length=3, max_length=3)]
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class DTypes(_Block):
+    """Element types of one kernel."""
+
+    a: DTypeWord
+    """Element type of A."""
+    b: DTypeWord | None = None
+    """Element type of B; that of A where not given."""
+    acc: DTypeWord = FP32
+    """Type that products are summed in; fp32 where not given."""
+    d: DTypeWord | None = None
+    """Element type of D, residual and bias; that of A where not given."""
+
+
+class EpilogueKeys(_Block):
+    """What the kernel can add to the product."""
+
+    bias: bool = True
+    """Whether a bias vector (N,) can be added."""
+    residual: bool = False
+    """Whether beta * C can be added."""
+
+
+class AlignmentKeys(_Block):
+    """Alignment in elements; 16 bytes where not given."""
+
+    a: int | None = None
+    """Alignment of A in elements."""
+    b: int | None = None
+    """Alignment of B in elements."""
+    d: int | None = None
+    """Alignment of D and of the residual in elements."""
+
+
+class KernelKeys(_Block):
+    """One kernel: each key replaces the same key of its family as a whole."""
+
+    arch: Annotated[
+        tuple[ArchWord, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Architecture, or a list of them: sm_80, sm_90a, hopper, 9.0 ..."""
+    dtype: Annotated[
+        tuple[Annotated[DTypes, BeforeValidator(_spread), _OrWord()], ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Element types: a word, a list of words (one kernel each), or a mapping a, b, acc, d."""
+    layout: Annotated[
+        tuple[Layout, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ("rcr",)
+    """Row-major (r) or column-major (c) for A, B and D, or a list of such words."""
+    tile: Annotated[Numbers3, Field(strict=False)] | None = None
+    """Tile of one block: rows and columns of D, depth along K."""
+    warp: Annotated[Numbers3, Field(strict=False)] | None = None
+    """Tile of one warp (sm_80)."""
+    stages: Annotated[
+        int | None,
+        BeforeValidator(_automatic),
+        WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 2}]}),
+    ] = None
+    """Buffers of the main loop in shared memory; auto (sm_90a): as many as fit."""
+    schedule: Schedule | None = None
+    """Main loop; sm_80 has multistage alone, which may be left out."""
+    store: Store | None = None
+    """How the epilogue writes its tile; smem on sm_80 and tma on sm_90a where not given."""
+    scheduler: Scheduler = "static"
+    """How tiles are dealt to blocks."""
+    cluster: Annotated[
+        tuple[int, ...],
+        Field(min_length=2, max_length=3, strict=False),
+        AfterValidator(_flat),
+    ] = (1, 1)
+    """Blocks of one cluster along the rows and columns of D (sm_90a)."""
+    swap: bool = False
+    """Compute D^T = B^T A^T (sm_90a)."""
+    epilogue: EpilogueKeys = EpilogueKeys()
+    """What the kernel can add to the product."""
+    alignment: AlignmentKeys = AlignmentKeys()
+    """Alignment of A, B and D in elements; 16 bytes each where not given."""
+
+
+class FamilyKeys(KernelKeys):
+    """Kernels that share most of their keys."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the family, once in a file."""
+    kernels: Annotated[tuple[KernelKeys, ...], Field(min_length=1, strict=False)] | None = None
+    """The kernels, each with the keys in which it differs; without them: one kernel."""
+
+
+class FileKeys(_Block):
+    """A file of kernel families."""
+
+    families: Annotated[tuple[FamilyKeys, ...], Field(min_length=1, strict=False)]
+    """The families, one list entry each."""
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a configuration file, for completion and checks in editors."""
+    made = FileKeys.model_json_schema()
+    tidy: dict[str, Any] = _tidy(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    )
+    return tidy
+
+
+def _tidy(part: Any) -> Any:
+    """Drop what an editor should not offer: null, which a file may not hold, and titles."""
+    if isinstance(part, list):
+        return [_tidy(item) for item in part if item != {"type": "null"}]
+    if not isinstance(part, dict):
+        return part
+    kept = {
+        key: _tidy(value)
+        for key, value in part.items()
+        if not (key == "title" and isinstance(value, str))
+        and not (key == "default" and not isinstance(value, str | bool))
+    }
+    if len(kept.get("anyOf", ())) == 1:
+        kept |= kept.pop("anyOf")[0]
+    return kept

@@ -1,0 +1,178 @@
+"""What is wrong with a configuration, as sentences that say what would be legal."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from gemmsmith.arch import ARCHITECTURES
+from gemmsmith.config_model import (
+    WORDS,
+    AlignmentKeys,
+    DTypes,
+    EpilogueKeys,
+    FamilyKeys,
+    FileKeys,
+    KernelKeys,
+)
+from gemmsmith.errors import Problem
+from gemmsmith.yaml_lines import Document, KeyPath
+
+_OTHER_NAMES = {
+    "tile_shape": "tile",
+    "threadblock": "tile",
+    "stream_k": "scheduler",
+    "split_k": "scheduler",
+    "swap_ab": "swap",
+    "kernel": "kernels",
+    "c": "d",
+}
+EXAMPLES = {
+    "tile": "tile: [128, 128, 64]",
+    "warp": "warp: [64, 64, 32]",
+    "cluster": "cluster: [2, 1]",
+    "layout": "layout: rcr",
+    "arch": "arch: sm_90a",
+    "dtype": "dtype: bf16, or dtype: {a: bf16, acc: fp32, d: bf16}",
+    "epilogue": "epilogue: {bias: true, residual: false}",
+    "alignment": "alignment: {a: 8, b: 8, d: 8}",
+    "stages": "stages: auto, or a number such as stages: 3",
+    "families": "families: followed by entries that begin with '- name:'",
+    "kernels": "kernels: followed by entries such as '- {tile: [128, 128, 64]}'",
+}
+"""How to write the keys that are not one plain word."""
+
+
+def sentences(errors: Iterable[Mapping[str, Any]], document: Document) -> Iterator[Problem]:
+    """Yield a problem with file and line for each of pydantic's ``errors`` in ``document``."""
+    listed = list(errors)
+    for error in listed:
+        where: KeyPath = error["loc"]
+        inside = (other["loc"] for other in listed if other is not error)
+        if error["type"] == "too_short" and any(loc[: len(where)] == where for loc in inside):
+            continue  # pydantic counts the valid items only
+        place = document.place(where)
+        shown = place[:-1] if error["type"] == "extra_forbidden" else place
+        yield Problem(
+            file=document.file,
+            line=document.line(place),
+            message=f"{_spelt(shown)}{_sentence(error)}",
+        )
+
+
+def nearest(word: str, legal: Iterable[str]) -> str:
+    """The legal word that ``word`` most resembles; empty where none does."""
+    near = difflib.get_close_matches(word.lower(), legal, n=1, cutoff=0.5)
+    return near[0] if near else ""
+
+
+def _spelt(place: KeyPath) -> str:
+    """The last keys of a path, as ``epilogue.bias`` or ``tile[2]``, with a colon."""
+    path = list(place)
+    while len(path) >= 2 and path[0] in ("families", "kernels") and isinstance(path[1], int):
+        path = path[2:]
+    words = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in path)
+    return f"{words.removeprefix('.')}: " if words else ""
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    kind: str = error["type"]
+    found = error["input"]
+    where: KeyPath = error["loc"]
+    words = [part for part in where if isinstance(part, str)]
+    key = words[-1] if words else ""
+    if kind == "extra_forbidden":
+        return _unknown_key(str(where[-1]), where)
+    if kind == "sentence":
+        return str(error["ctx"]["text"])
+    if kind == "missing":
+        example = f"; for example {EXAMPLES[key]}" if key in EXAMPLES else ""
+        return f"key {key!r} is missing{example}"
+    if kind == "dtype":
+        return _unknown_dtype(str(found))
+    if kind == "literal_error":
+        return _unknown_word(found, WORDS[key], key)
+    if kind == "string_type":
+        return _no_text(found)
+    if kind == "bool_type":
+        return f"{_shown(found)} is not true or false"
+    if kind == "int_type":
+        return _no_whole_number(found, key)
+    if kind in ("too_short", "too_long"):
+        count = len(found) if isinstance(found, list) else 0
+        return f"{_shown(found)} has {count} entries; write {EXAMPLES.get(key, 'more')}"
+    if key in EXAMPLES:
+        return f"{_shown(found)} does not fit; write {EXAMPLES[key]}"
+    return f"{_shown(found)} does not fit here: {error['msg']}"
+
+
+def _shown(value: object) -> str:
+    text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else None
+    return text or reprlib.repr(value)
+
+
+def _unknown_key(key: str, where: KeyPath) -> str:
+    parents = [part for part in where[:-1] if isinstance(part, str)]
+    parent = parents[-1] if parents else ""
+    models: dict[str, type[BaseModel]] = {
+        "": FileKeys,
+        "families": FamilyKeys,
+        "kernels": KernelKeys,
+        "dtype": DTypes,
+        "epilogue": EpilogueKeys,
+        "alignment": AlignmentKeys,
+    }
+    legal = tuple(models[parent].model_fields)
+    if parent == "kernels" and key == "name":
+        return "unknown key 'name': a kernel is named by its fields; only the family has a name"
+    if parent == "epilogue" and key in ("alpha", "beta"):
+        return f"unknown key {key!r}: alpha and beta are arguments of each call; remove it"
+    other = _OTHER_NAMES.get(key, "")
+    near = other if other in legal else nearest(key, legal)
+    values = f" (it takes {', '.join(WORDS[near])})" if near in WORDS else ""
+    hint = f"; did you mean {near}?{values}" if near else "."
+    return f"unknown key {key!r}{hint} Legal keys: {', '.join(legal)}"
+
+
+def _unknown_word(found: object, legal: tuple[str, ...], key: str) -> str:
+    if not isinstance(found, str):
+        return f"{_shown(found)} does not fit; one of {', '.join(legal)} does"
+    near = nearest(found, legal)
+    hint = f"; did you mean {near}?" if near else "."
+    return f"{found!r} is no {key}{hint} Legal: {', '.join(legal)}"
+
+
+def _unknown_dtype(found: str) -> str:
+    near = nearest(found, WORDS["dtype"])
+    hint = f"; did you mean {near}?" if near else "."
+    rows = "; ".join(
+        f"{row.name} takes {', '.join(dtype.name for dtype in row.inputs)}" for row in ARCHITECTURES
+    )
+    return (
+        f"{found!r} is not an element type that gemmsmith has kernels for{hint}"
+        f" Legal: {', '.join(WORDS['dtype'])} ({rows})"
+    )
+
+
+def _no_text(found: object) -> str:
+    if isinstance(found, bool):
+        kind = "yes" if found else "no"
+        return (
+            f"found the boolean {_shown(found)}, not text; put it in quotes, for example '{kind}'"
+        )
+    if isinstance(found, int | float):
+        return f"found the number {found}, not text; put it in quotes: '{found}'"
+    return f"{_shown(found)} is not text"
+
+
+def _no_whole_number(found: object, key: str) -> str:
+    if isinstance(found, float) and found.is_integer():
+        return f"found {found}, not a whole number; write {int(found)}"
+    if isinstance(found, str) and found.replace("_", "").isdecimal():
+        return f"found the text {found!r}; write {int(found.replace('_', ''))}"
+    auto = " or auto" if key == "stages" else ""
+    return f"{_shown(found)} is not a whole number{auto}"
