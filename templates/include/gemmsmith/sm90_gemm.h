@@ -1,0 +1,276 @@
+/* A GEMM on Hopper's wgmma and TMA, from CUTLASS's 3.x collectives.
+ *
+ * `Traits` decides all types and is what the template generates; `Sm90Gemm<Traits>` builds the kernel
+ * type and `Sm90Operation<Traits, Kernel>` the functions of its table entry.
+ *
+ * Traits speak in the caller's frame (D = A B). With kSwap the device computes D^T = B^T A^T: this
+ * file is the one place where A and B, M and N, row and column change roles.
+ */
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cute/tensor.hpp"
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+#include "gemmsmith/abi.h"
+#include "gemmsmith/direct_epilogue.h"
+#include "gemmsmith/status.h"
+
+namespace gemmsmith {
+
+struct TmaStore {};    /* epilogue: through shared memory, bulk tensor store */
+struct DirectStore {}; /* epilogue: registers to memory */
+
+template <class Layout>
+using Transposed = cute::conditional_t<cute::is_same_v<Layout, cutlass::layout::RowMajor>,
+                                       cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+
+/* The tree of operations on an accumulator: beta * C + (alpha * acc + bias), less what the kernel
+ * leaves out. Bias lies along the device's M where the operands are swapped. */
+template <class Traits>
+struct Sm90Fusion {
+  using ElementD = typename Traits::ElementD;
+  using Scalar = cutlass::epilogue::fusion::Sm90ScalarBroadcast<float, cute::Stride<cute::_0, cute::_0, int64_t>>;
+  using Accumulator = cutlass::epilogue::fusion::Sm90AccFetch;
+  template <template <class> class Operation, class Output, class... Leaves>
+  using Node = cutlass::epilogue::fusion::Sm90EVT<
+      cutlass::epilogue::fusion::Sm90Compute<Operation, Output, float, cutlass::FloatRoundStyle::round_to_nearest>,
+      Leaves...>;
+
+  using BiasAlongM = cutlass::epilogue::fusion::Sm90ColBroadcast<
+      0, typename Traits::DeviceTile, ElementD, float, cute::Stride<cute::_1, cute::_0, int64_t>>;
+  using BiasAlongN = cutlass::epilogue::fusion::Sm90RowBroadcast<
+      0, typename Traits::DeviceTile, ElementD, float, cute::Stride<cute::_0, cute::_1, int64_t>>;
+  using Bias = cute::conditional_t<Traits::kSwap, BiasAlongM, BiasAlongN>;
+
+  template <class Output>
+  using Scaled = cute::conditional_t<Traits::kBias,
+                                     Node<cutlass::homogeneous_multiply_add, Output, Scalar, Accumulator, Bias>,
+                                     Node<cutlass::multiplies, Output, Scalar, Accumulator>>;
+  using Tree = cute::conditional_t<
+      Traits::kResidual,
+      Node<cutlass::homogeneous_multiply_add, ElementD, Scalar,
+           cutlass::epilogue::fusion::Sm90SrcFetch<ElementD>, Scaled<float>>,
+      Scaled<ElementD>>;
+
+  template <class Output>
+  static typename Scaled<Output>::Arguments scaled(gemmsmith_gemm const &call) {
+    if constexpr (Traits::kBias) {
+      return {{{call.alpha}}, {}, {static_cast<ElementD const *>(call.bias), ElementD(0), {}}, {}};
+    } else {
+      return {{{call.alpha}}, {}, {}};
+    }
+  }
+
+  static typename Tree::Arguments arguments(gemmsmith_gemm const &call) {
+    if constexpr (Traits::kResidual) {
+      return {{{call.beta}}, {}, scaled<float>(call), {}};
+    } else {
+      return scaled<ElementD>(call);
+    }
+  }
+};
+
+template <class Traits>
+struct Sm90Gemm {
+  using ElementD = typename Traits::ElementD;
+  using ElementC = cute::conditional_t<Traits::kResidual, ElementD, void>;
+  using DeviceElementA = cute::conditional_t<Traits::kSwap, typename Traits::ElementB, typename Traits::ElementA>;
+  using DeviceElementB = cute::conditional_t<Traits::kSwap, typename Traits::ElementA, typename Traits::ElementB>;
+  using DeviceLayoutA = cute::conditional_t<Traits::kSwap, Transposed<typename Traits::LayoutB>, typename Traits::LayoutA>;
+  using DeviceLayoutB = cute::conditional_t<Traits::kSwap, Transposed<typename Traits::LayoutA>, typename Traits::LayoutB>;
+  using DeviceLayoutD = cute::conditional_t<Traits::kSwap, Transposed<typename Traits::LayoutD>, typename Traits::LayoutD>;
+  static constexpr int kDeviceAlignmentA = Traits::kSwap ? Traits::kAlignmentB : Traits::kAlignmentA;
+  static constexpr int kDeviceAlignmentB = Traits::kSwap ? Traits::kAlignmentA : Traits::kAlignmentB;
+
+  using StrideD = cutlass::detail::TagToStrideC_t<DeviceLayoutD>;
+  using Fusion = Sm90Fusion<Traits>;
+
+  static constexpr bool kCooperative =
+      cute::is_same_v<typename Traits::Schedule, cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+  static constexpr bool kPersistent =
+      kCooperative || cute::is_same_v<typename Traits::Schedule, cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
+  static constexpr bool kDirect = cute::is_same_v<typename Traits::Store, DirectStore>;
+
+  template <class Store, class = void>
+  struct Epilogue {
+    using Type = typename cutlass::epilogue::collective::CollectiveBuilder<
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Traits::DeviceTile,
+        typename Traits::DeviceCluster, cutlass::epilogue::collective::EpilogueTileAuto,
+        typename Traits::ElementAccumulator, float, ElementC, DeviceLayoutD, Traits::kAlignmentD, ElementD,
+        DeviceLayoutD, Traits::kAlignmentD,
+        cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                            cutlass::epilogue::TmaWarpSpecialized>,
+        typename Fusion::Tree>::CollectiveOp;
+  };
+  template <class Unused>
+  struct Epilogue<DirectStore, Unused> {
+    using Type = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+        DirectEpilogue<typename Traits::ElementAccumulator, ElementD, StrideD, Traits::kSwap>>;
+  };
+  using CollectiveEpilogue = typename Epilogue<typename Traits::Store>::Type;
+
+  /* A kernel that is not persistent runs its epilogue after its main loop, in the same memory. */
+  static constexpr int kCarveout =
+      kPersistent ? static_cast<int>(sizeof(typename CollectiveEpilogue::SharedStorage)) : 1024;
+  using StageCount = cute::conditional_t<Traits::kStages == 0,
+                                         cutlass::gemm::collective::StageCountAutoCarveout<kCarveout>,
+                                         cutlass::gemm::collective::StageCount<Traits::kStages>>;
+
+  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, DeviceElementA, DeviceLayoutA, kDeviceAlignmentA,
+      DeviceElementB, DeviceLayoutB, kDeviceAlignmentB, typename Traits::ElementAccumulator,
+      typename Traits::DeviceTile, typename Traits::DeviceCluster, StageCount,
+      typename Traits::Schedule>::CollectiveOp;
+
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                      CollectiveEpilogue, typename Traits::Scheduler>;
+};
+
+/* `Kernel` derives from Sm90Gemm<Traits>::Kernel; its name is what a profiler shows. */
+template <class Traits, class Kernel>
+struct Sm90Operation {
+  using Types = Sm90Gemm<Traits>;
+
+  static constexpr int kStages = Types::CollectiveMainloop::DispatchPolicy::Stages;
+
+  template <class Stride, class Layout>
+  static Stride stride(int64_t leading, int64_t batch) {
+    Stride result{};
+    constexpr int kLeading = cutlass::gemm::detail::is_major<0, Stride>() ? 1 : 0;
+    cute::get<kLeading>(result) = leading;
+    cute::get<2>(result) = batch;
+    return result;
+  }
+
+  static typename Kernel::Arguments arguments(gemmsmith_gemm const &call) {
+    typename Kernel::Arguments args{};
+    args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    int const m = static_cast<int>(Traits::kSwap ? call.n : call.m);
+    int const n = static_cast<int>(Traits::kSwap ? call.m : call.n);
+    args.problem_shape = {m, n, static_cast<int>(call.k), static_cast<int>(call.batch)};
+
+    void const *a = Traits::kSwap ? call.b : call.a;
+    void const *b = Traits::kSwap ? call.a : call.b;
+    args.mainloop.ptr_A = static_cast<typename Types::DeviceElementA const *>(a);
+    args.mainloop.ptr_B = static_cast<typename Types::DeviceElementB const *>(b);
+    using StrideA = decltype(args.mainloop.dA);
+    using StrideB = decltype(args.mainloop.dB);
+    args.mainloop.dA = stride<StrideA, typename Types::DeviceLayoutA>(
+        Traits::kSwap ? call.ldb : call.lda, Traits::kSwap ? call.b_batch : call.a_batch);
+    args.mainloop.dB = stride<StrideB, typename Types::DeviceLayoutB>(
+        Traits::kSwap ? call.lda : call.ldb, Traits::kSwap ? call.a_batch : call.b_batch);
+
+    using StrideD = typename Types::StrideD;
+    auto *d = static_cast<typename Types::ElementD *>(call.d);
+    auto const *c = static_cast<typename Types::ElementD const *>(call.c);
+    StrideD const stride_d = stride<StrideD, typename Types::DeviceLayoutD>(call.ldd, call.d_batch);
+    StrideD const stride_c = c ? stride<StrideD, typename Types::DeviceLayoutD>(call.ldc, call.c_batch) : stride_d;
+    if constexpr (Types::kDirect) {
+      args.epilogue.alpha = call.alpha;
+      args.epilogue.beta = call.beta;
+      args.epilogue.bias = static_cast<typename Types::ElementD const *>(call.bias);
+      args.epilogue.c = c;
+      args.epilogue.stride_c = stride_c;
+      args.epilogue.d = d;
+      args.epilogue.stride_d = stride_d;
+    } else {
+      args.epilogue.thread = Types::Fusion::arguments(call);
+      if constexpr (Traits::kResidual) {
+        args.epilogue.ptr_C = c ? c : d; /* a tensor map wants an address; with beta 0 it is not read */
+        args.epilogue.dC = stride_c;
+      }
+      args.epilogue.ptr_D = d;
+      args.epilogue.dD = stride_d;
+    }
+    args.hw_info.device_id = call.device;
+    args.hw_info.sm_count = call.sm_count;
+    if constexpr (Types::kPersistent) {
+      using Raster = decltype(args.scheduler.raster_order);
+      bool const along_m = (call.raster == 1) != Traits::kSwap;
+      if (call.raster != 0) {
+        args.scheduler.raster_order = along_m ? Raster::AlongM : Raster::AlongN;
+      }
+      if (call.swizzle != 0) {
+        args.scheduler.max_swizzle_size = call.swizzle;
+      }
+      if constexpr (cute::is_same_v<typename Traits::Scheduler, cutlass::gemm::StreamKScheduler>) {
+        if (call.splits != 0) {
+          args.scheduler.splits = call.splits;
+        }
+      }
+    }
+    return args;
+  }
+
+  static gemmsmith_status can_run(gemmsmith_gemm const *call) {
+    for (int64_t size : {call->m, call->n, call->k, call->batch}) {
+      if (size < 1 || size > INT32_MAX) {
+        return status_of(cutlass::Status::kErrorInvalidProblem);
+      }
+    }
+    return status_of(Kernel::can_implement(arguments(*call)) ? cutlass::Status::kSuccess
+                                                             : cutlass::Status::kErrorMisalignedOperand);
+  }
+
+  static gemmsmith_status workspace_bytes(gemmsmith_gemm const *call, uint64_t *bytes) {
+    *bytes = Kernel::get_workspace_size(arguments(*call));
+    return 0;
+  }
+
+  static gemmsmith_status launch(gemmsmith_gemm const *call, void *workspace, void *stream_) {
+    cudaStream_t const stream = static_cast<cudaStream_t>(stream_);
+    auto *kernel = cutlass::device_kernel<Kernel>;
+    gemmsmith_status status = allow_shared_memory(kernel, Kernel::SharedStorageSize, call->device);
+    if (status != 0) {
+      return status;
+    }
+    typename Kernel::Arguments const args = arguments(*call);
+    cutlass::Status const prepared = Kernel::initialize_workspace(args, workspace, stream);
+    if (prepared != cutlass::Status::kSuccess) {
+      return status_of(prepared);
+    }
+    typename Kernel::Params params = Kernel::to_underlying_arguments(args, workspace);
+
+    cudaLaunchConfig_t config{};
+    config.gridDim = Kernel::get_grid_shape(params);
+    config.blockDim = Kernel::get_block_shape();
+    config.dynamicSmemBytes = Kernel::SharedStorageSize;
+    config.stream = stream;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cute::size<0>(typename Traits::DeviceCluster{});
+    attribute.val.clusterDim.y = cute::size<1>(typename Traits::DeviceCluster{});
+    attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    void *parameters[] = {&params};
+    return status_of(cudaLaunchKernelExC(&config, reinterpret_cast<void const *>(kernel), parameters));
+  }
+
+  static gemmsmith_status blocks_per_sm(int32_t *blocks) {
+    auto *kernel = cutlass::device_kernel<Kernel>;
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess) {
+      return status_of(error);
+    }
+    gemmsmith_status const status = allow_shared_memory(kernel, Kernel::SharedStorageSize, device);
+    if (status != 0) {
+      return status;
+    }
+    return status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks, kernel, static_cast<int>(Kernel::MaxThreadsPerBlock), Kernel::SharedStorageSize));
+  }
+
+  static constexpr gemmsmith_kernel entry(const char *name) {
+    return {name,    static_cast<int32_t>(Kernel::MaxThreadsPerBlock), Kernel::SharedStorageSize,
+            kStages, can_run, workspace_bytes, launch, blocks_per_sm, explain};
+  }
+};
+
+}  // namespace gemmsmith
