@@ -93,11 +93,9 @@ def test_sdist_holds_the_sources_and_no_build_output(checkout: Path, dist: Path)
 
 
 def test_installed_wheel_finds_its_data(wheel: Path, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-        + ["--target", str(tmp_path / "site"), str(wheel)],
-        check=True,
-        capture_output=True,
+        [*pip, "--target", str(tmp_path / "site"), str(wheel)], check=True, capture_output=True
     )
     done = subprocess.run(
         [sys.executable, "-m", "gemmsmith", "list", "--json"],
