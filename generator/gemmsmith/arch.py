@@ -42,7 +42,7 @@ class Architecture:
     outputs: tuple[DType, ...]
     """Element types that the epilogues store."""
     instruction: tuple[int, int, int]
-    """Tensor-core instruction shape (m, n, k) for 16-bit inputs; n is the step of its width on sm_90a."""
+    """Tensor-core instruction (m, n, k) for 16-bit inputs; on sm_90a n is a step of its width."""
     schedules: tuple[Schedule, ...]
     """Main-loop schedules that have a template."""
     stores: tuple[Store, ...]
@@ -132,7 +132,9 @@ def architecture_of(capability: tuple[int, int]) -> Architecture:
     for row in ARCHITECTURES:
         if row.capability == capability:
             return row
-    names = ", ".join(f"{row.name} ({row.capability[0]}.{row.capability[1]})" for row in ARCHITECTURES)
+    names = ", ".join(
+        f"{row.name} ({row.capability[0]}.{row.capability[1]})" for row in ARCHITECTURES
+    )
     raise UnknownArchitectureError(
         f"no kernels for compute capability {capability[0]}.{capability[1]} (have: {names})"
     )

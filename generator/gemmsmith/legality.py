@@ -93,23 +93,31 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
         if spec.swap:
             yield Objection(
                 key="swap",
-                reason="2.x kernels store row-major whatever the operand order, so swap changes nothing",
+                reason="2.x kernels store row-major in either operand order: swap changes nothing",
                 fix="set swap: false",
             )
         if spec.scheduler != "static":
             yield Objection(
-                key="scheduler", reason=f"{spec.scheduler} needs sm_90a", fix="set scheduler: static"
+                key="scheduler",
+                reason=f"{spec.scheduler} needs sm_90a",
+                fix="set scheduler: static",
             )
         if spec.warp is None:
             yield Objection(
-                key="warp", reason="2.x kernels need a warp tile", fix="for example warp: [64, 64, 32]"
+                key="warp",
+                reason="2.x kernels need a warp tile",
+                fix="for example warp: [64, 64, 32]",
             )
         if spec.stages is None:
-            yield Objection(key="stages", reason="2.x kernels need a number of stages", fix="set stages: 3")
+            yield Objection(
+                key="stages", reason="2.x kernels need a number of stages", fix="set stages: 3"
+            )
         return
     if spec.warp is not None:
         yield Objection(
-            key="warp", reason="3.x kernels divide a tile by warpgroups, not by warps", fix="remove warp"
+            key="warp",
+            reason="3.x kernels divide a tile by warpgroups, not by warps",
+            fix="remove warp",
         )
     if spec.scheduler == "stream_k" and spec.schedule != "cooperative":
         yield Objection(
@@ -133,7 +141,8 @@ def _positive(spec: KernelSpec) -> Iterator[Objection]:
     if spec.stages is not None and not 2 <= spec.stages <= MAX_STAGES:
         yield Objection(
             key="stages",
-            reason=f"{spec.stages} is outside 2 to {MAX_STAGES}: loads overlap with math from 2 buffers on",
+            reason=f"{spec.stages} is outside 2 to {MAX_STAGES}:"
+            " loads overlap with math from 2 buffers on",
         )
 
 
@@ -150,7 +159,8 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
         if of_warp % of_instruction:
             yield Objection(
                 key="warp",
-                reason=f"warp.{axis}={of_warp} is not a multiple of the instruction's {of_instruction}",
+                reason=f"warp.{axis}={of_warp} is not a multiple of the instruction's"
+                f" {of_instruction}",
                 fix=f"warp.{axis}={_multiple_near(of_warp, of_instruction)} is",
             )
     if warp.k != tile.k:
@@ -169,19 +179,21 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
     if tile.k not in (32, 64):  # 64 and 128 B rows: the swizzles of 2.x's shared-memory iterators
         yield Objection(
             key="tile",
-            reason=f"tile.k={tile.k} is neither 32 nor 64, the depths with a conflict-free smem layout",
+            reason=f"tile.k={tile.k} is neither 32 nor 64, which have a conflict-free smem layout",
             fix=f"set tile.k={32 if tile.k < 48 else 64}",
         )
     warps = (tile.m // warp.m) * (tile.n // warp.n)
     if not 2 <= warps <= 16:
         yield Objection(
-            key="warp", reason=f"{warps} warps in a block; 2 to 16 have a template", fix="change warp or tile"
+            key="warp",
+            reason=f"{warps} warps in a block; 2 to 16 have a template",
+            fix="change warp or tile",
         )
-    registers = warp.m * warp.n // 32
+    registers = accumulator_registers(spec)
     if registers > MULTISTAGE_ACCUMULATORS_PER_THREAD:
         yield Objection(
             key="warp",
-            reason=f"warp {warp.m}x{warp.n} keeps {registers} accumulators a thread,"
+            reason=f"warp {warp.m}x{warp.n} keeps {registers} accumulator registers a thread,"
             f" {MULTISTAGE_ACCUMULATORS_PER_THREAD} fit",
         )
 
@@ -190,11 +202,12 @@ def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
     tile = spec.device_tile
     m_side, n_side = ("n", "m") if spec.swap else ("m", "n")
     swapped = " (wgmma's M side, because swap is on)" if spec.swap else ""
-    step = 128 if spec.schedule == "cooperative" else 64  # cooperative: 64 rows for each of two warpgroups
+    step = 128 if spec.schedule == "cooperative" else 64  # 64 rows a warpgroup, coop has two
     if tile.m % step:
         yield Objection(
             key="tile",
-            reason=f"tile.{m_side}={tile.m}{swapped} is not a multiple of {step}, which {spec.schedule} needs",
+            reason=f"tile.{m_side}={tile.m}{swapped} is not a multiple of {step},"
+            f" which {spec.schedule} needs",
             fix=f"tile.{m_side}={_multiple_near(tile.m, step)} is",
         )
     width = 16 if spec.store == "tma" else 8  # stmatrix stores pairs of 8 columns; wgmma steps by 8
@@ -210,14 +223,13 @@ def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"tile.k={tile.k} is not a multiple of the instruction's 16",
             fix=f"tile.k={_multiple_near(tile.k, 16)} is",
         )
-    threads = 256 if spec.schedule == "cooperative" else 128
-    accumulators = tile.m * tile.n // threads * spec.acc.bytes // 4
+    accumulators = accumulator_registers(spec)
     if accumulators > ACCUMULATORS_PER_THREAD:
         shared = accumulators // 2 <= ACCUMULATORS_PER_THREAD and tile.m % 128 == 0 and step == 64
         yield Objection(
             key="tile",
-            reason=f"{spec.tile} keeps {accumulators} accumulator registers a thread with {spec.schedule};"
-            f" {ACCUMULATORS_PER_THREAD} fit beside the rest",
+            reason=f"{spec.tile} keeps {accumulators} accumulator registers a thread with"
+            f" {spec.schedule}; {ACCUMULATORS_PER_THREAD} fit beside the rest",
             fix="halve tile.m or tile.n" + (", or set schedule: cooperative" if shared else ""),
         )
 
@@ -228,13 +240,14 @@ def _clusters(spec: KernelSpec) -> Iterator[Objection]:
         if size not in (1, 2, 4, 8):
             yield Objection(
                 key="cluster",
-                reason=f"cluster.{axis}={size}; 1, 2, 4 and 8 have kernels (a multicast splits the tile evenly)",
+                reason=f"cluster.{axis}={size}; 1, 2, 4 and 8 have kernels"
+                " (a multicast splits the tile evenly)",
                 fix=f"set cluster.{axis}={1 << min(3, size.bit_length() - 1)}",
             )
     if spec.cluster.size > 8:  # portable cluster size of sm_90
         yield Objection(
             key="cluster",
-            reason=f"{spec.cluster.m}x{spec.cluster.n} is {spec.cluster.size} blocks; 8 is the most",
+            reason=f"{list(spec.cluster)} is {spec.cluster.size} blocks; 8 is the most",
             fix="set a product of 8 or less",
         )
     if tile.n % cluster.m or tile.m % cluster.n:
@@ -278,13 +291,22 @@ def _shared_memory(spec: KernelSpec) -> Iterator[Objection]:
     if fitting >= 2:
         fix = f"at most {fitting} stages fit: {shared_memory(spec, fitting):,} B"
     else:
-        fix = f"tile k {spec.tile.k // 2} halves it" if spec.tile.k >= 32 else "choose a smaller tile"
+        halved = f"tile k {spec.tile.k // 2} halves it"
+        fix = halved if spec.tile.k >= 32 else "choose a smaller tile"
     yield Objection(
         key="stages",
         reason=f"{spec.tile} with stages {stages} needs {needed:,} B of shared memory,"
         f" {spec.arch.name} has {limit:,}",
         fix=fix,
     )
+
+
+def accumulator_registers(spec: KernelSpec) -> int:
+    """32-bit registers that each thread of the main loop keeps for sums."""
+    if spec.warp is not None:
+        return spec.warp.m * spec.warp.n // 32 * spec.acc.bytes // 4
+    threads = 256 if spec.schedule == "cooperative" else 128
+    return spec.tile.m * spec.tile.n // threads * spec.acc.bytes // 4
 
 
 def stage_bytes(spec: KernelSpec) -> int:
@@ -317,7 +339,7 @@ def shared_memory(spec: KernelSpec, stages: int) -> int:
 
 
 def stages_that_fit(spec: KernelSpec) -> int:
-    """The largest number of stages whose shared memory the architecture has; 0 where not one fits."""
+    """The largest number of stages that the shared memory holds; 0 where not one fits."""
     free = spec.arch.smem_per_block - shared_memory(spec, 0)
     return max(0, min(MAX_STAGES, free // stage_bytes(spec)))
 
@@ -361,8 +383,8 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
 
 
 def _layouts_served(spec: KernelSpec, problem: GemmProblem) -> tuple[str, ...]:
-    """A matrix with one row or column is both row- and column-major; ``problem`` names one of the two."""
-    served = [spec.layout]
+    """A matrix with one row or column is row- and column-major; ``problem`` names one of them."""
+    served: list[str] = [spec.layout]
     if problem.n == 1 or problem.m == 1:
         served.append(spec.layout[:2] + problem.layout[2])
     return tuple(served)

@@ -64,9 +64,9 @@ class KernelSpec:
     arch: Architecture
     """Row of the architecture table."""
     tile: Tile
-    """Tile of one block; for ``cooperative`` two warpgroups share it, for ``pingpong`` each has one."""
+    """Tile of a block: ``cooperative`` warpgroups share one, ``pingpong`` ones have one each."""
     schedule: Schedule
-    """Main loop: ``multistage`` (2.x), ``warp_specialized``, ``pingpong`` or ``cooperative`` (3.x)."""
+    """Main loop: ``multistage`` (2.x); ``warp_specialized``, ``pingpong`` or ``cooperative``."""
     a: DType = BF16
     """Element type of A."""
     b: DType = BF16
@@ -84,11 +84,11 @@ class KernelSpec:
     cluster: Cluster = field(default_factory=Cluster)
     """Blocks that share operands by multicast (3.x only)."""
     store: Store = "tma"
-    """Epilogue: ``smem`` (2.x), ``tma`` (staged, bulk store) or ``direct`` (registers to memory)."""
+    """Epilogue: ``smem`` (2.x), ``tma`` (staged, bulk store), ``direct`` (registers to memory)."""
     scheduler: Scheduler = "static"
-    """``static``: each tile by one block; ``stream_k``: the K loop of a tile may be split over blocks."""
+    """``static``: each tile by one block; ``stream_k``: blocks may share the K loop of a tile."""
     swap: bool = False
-    """Compute D^T = B^T A^T, so that the columns of D lie on the instruction's wide side (3.x only)."""
+    """Compute D^T = B^T A^T: the columns of D lie on the instruction's M side (3.x only)."""
     bias: bool = True
     """Whether the epilogue can add a bias vector (N,)."""
     residual: bool = False
