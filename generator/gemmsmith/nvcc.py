@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from gemmsmith.errors import ToolchainError
@@ -93,7 +93,7 @@ def wheel_roots() -> tuple[Path, ...]:
 
 def package_folders(name: str) -> Iterator[Path]:
     """Yield the folders of a package of the running Python, found without importing it."""
-    spec = importlib.util.find_spec(name)
+    spec = PathFinder.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         yield from map(Path, spec.submodule_search_locations)
 
