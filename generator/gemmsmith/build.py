@@ -1,0 +1,308 @@
+"""Builds the kernels that are not in the cache, many at once, and tells for each what came out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmsmith.cache import Cache, CachedKernel
+from gemmsmith.card import Card, device_functions, make_card, objection
+from gemmsmith.compile import CompiledLibrary, compile_library, keep
+from gemmsmith.errors import CompileError, GemmsmithError, LoadError, ToolchainError
+from gemmsmith.identity import Identity, abi_version, identity
+from gemmsmith.jobs import parallel_jobs
+from gemmsmith.plan import Group, makespan, plan
+from gemmsmith.progress import Progress, Silent
+from gemmsmith.render import render
+from gemmsmith.settings import settings
+from gemmsmith.spec import KernelSpec
+from gemmsmith.table import read_table
+from gemmsmith.toolchain import Toolchain, find_toolchain
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltKernel:
+    """A kernel that is ready to be loaded."""
+
+    spec: KernelSpec
+    library: Path
+    """Shared library that holds it, perhaps among others."""
+    card: Card
+    cached: bool
+    """Whether it was there before this build."""
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the compiler run that made it."""
+        return self.card.compile_seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the largest process of that run."""
+        return self.card.compile_peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedKernel:
+    """A kernel that could not be built."""
+
+    spec: KernelSpec
+    error: GemmsmithError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build came to; each spec is in one of the two, in the order given."""
+
+    built: tuple[BuiltKernel, ...]
+    failed: tuple[FailedKernel, ...]
+    seconds: float
+    """Wall time of the build."""
+
+    def raise_if_failed(self) -> None:
+        """Raise CompileError with the errors of all failed kernels, if there are any."""
+        if self.failed:
+            raise CompileError("\n".join(str(failure.error) for failure in self.failed))
+
+
+def build(
+    specs: Sequence[KernelSpec],
+    *,
+    toolchain: Toolchain | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> BuildReport:
+    """Return where the compiled kernels are, compiling those that are missing.
+
+    ``jobs`` is the number of compilers at once (default: :func:`gemmsmith.jobs.parallel_jobs`).
+    A kernel that fails is in the report; the others are built all the same.
+
+    Raises:
+        ToolchainError: where a kernel is missing and there is nothing to compile it with.
+        CacheError: where a kernel is missing and the cache cannot be written.
+    """
+    started = time.monotonic()
+    wanted = tuple(dict.fromkeys(specs))
+    no_toolchain: ToolchainError | None = None
+    if toolchain is None:
+        try:
+            toolchain = find_toolchain()
+        except ToolchainError as error:  # reported only if something is missing
+            no_toolchain = error
+    cache = Cache(settings().cache_dir)
+    identities = {spec: identity(render([spec]), toolchain) for spec in wanted}
+    found = {spec: cache.find(identities[spec]) for spec in wanted}
+    built: dict[KernelSpec, BuiltKernel] = {
+        spec: BuiltKernel(spec=spec, library=kernel.library, card=kernel.card, cached=True)
+        for spec, kernel in found.items()
+        if kernel is not None
+    }
+    failed: dict[KernelSpec, GemmsmithError] = {}
+    missing = [spec for spec in wanted if spec not in built]
+    if missing and settings().never_compile:
+        failed = {spec: _never(spec, cache.explain_miss(identities[spec])) for spec in missing}
+    elif missing:
+        if toolchain is None:
+            assert no_toolchain is not None
+            raise no_toolchain
+        for spec in missing:
+            _log.info("%s", cache.explain_miss(identities[spec]))
+        failed = _untargeted(missing, toolchain)
+        todo = [spec for spec in missing if spec not in failed]
+        workers = jobs or parallel_jobs({spec.arch for spec in todo})
+        builder = _Builder(cache, toolchain, identities, workers, progress or Silent())
+        builder.run(todo, cached=len(built))
+        built.update(builder.built)
+        failed.update(builder.failed)
+    return BuildReport(
+        built=tuple(built[spec] for spec in wanted if spec in built),
+        failed=tuple(
+            FailedKernel(spec=spec, error=failed[spec]) for spec in wanted if spec in failed
+        ),
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Builder:
+    """One build's compiler runs: groups in parallel, a failed group again kernel by kernel."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        toolchain: Toolchain,
+        identities: Mapping[KernelSpec, Identity],
+        jobs: int,
+        progress: Progress,
+    ) -> None:
+        self.built: dict[KernelSpec, BuiltKernel] = {}
+        self.failed: dict[KernelSpec, GemmsmithError] = {}
+        self._cache = cache
+        self._toolchain = toolchain
+        self._identities = identities
+        self._jobs = jobs
+        self._progress = progress
+        self._open: dict[Group, float] = {}  # not finished yet -> when it began, or infinity
+        self._pace = 1.0  # measured over expected seconds
+        self._lock = threading.Lock()
+
+    def run(self, specs: Sequence[KernelSpec], *, cached: int) -> None:
+        """Build ``specs`` and sort them into ``built`` and ``failed``."""
+        if not specs:
+            return
+        groups = plan(specs, self._jobs, self._cache.seconds)
+        self._open = dict.fromkeys(groups, float("inf"))
+        try:
+            with self._cache.scratch() as scratch, ThreadPoolExecutor(self._jobs) as pool:
+                self._progress.begin(
+                    missing=len(specs), cached=cached, jobs=self._jobs, remaining=self._remaining()
+                )
+                try:
+                    self._drain(pool, scratch, groups)
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        finally:
+            self._progress.end()
+
+    def _drain(self, pool: ThreadPoolExecutor, scratch: Path, groups: Sequence[Group]) -> None:
+        """Compile ``groups``; those that fail as a whole come back as groups of one."""
+        running: dict[Future[GemmsmithError | None], Group] = {}
+        number = 0
+        todo = list(groups)
+        while todo or running:
+            for group in todo:
+                number += 1
+                running[pool.submit(self._compile, group, scratch / str(number))] = group
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            todo = []
+            for future in done:
+                group = running.pop(future)
+                error = future.result()
+                with self._lock:
+                    self._open.pop(group)
+                if error is not None and len(group.specs) > 1:
+                    _log.info("a group failed, compiling its kernels alone: %s", error)
+                    left = [spec for spec in group.specs if spec not in self.built]
+                    todo += [part for spec in left for part in plan([spec], 1)]
+                elif error is not None:
+                    self._fail(group.specs[0], error)
+            with self._lock:
+                self._open.update(dict.fromkeys(todo, float("inf")))
+
+    def _compile(self, group: Group, folder: Path) -> GemmsmithError | None:
+        """Compile what is still missing of ``group``; return the error of a run that failed."""
+        with self._cache.locked(self._identities[spec] for spec in group.specs):
+            missing = []
+            for spec in group.specs:
+                kernel = self._cache.find(self._identities[spec])
+                if kernel is None:
+                    missing.append(spec)
+                else:  # another process built it since
+                    self._finish(spec, kernel, cached=True)
+            if not missing:
+                return None
+            with self._lock:
+                self._open[group] = time.monotonic()
+                self._progress.started([spec.name for spec in missing], remaining=self._remaining())
+            folder.mkdir()
+            try:
+                compiled = compile_library(
+                    render(missing),
+                    self._toolchain,
+                    folder,
+                    jobs=self._jobs,
+                    failures=self._failures(missing[0]),
+                )
+                cards = self._cards(missing, compiled)
+            except (CompileError, LoadError) as error:
+                return error
+            with self._lock:
+                self._pace = (self._pace + compiled.seconds / group.seconds) / 2
+            reasons = {spec: objection(spec, card) for spec, card in cards.items()}
+            bad = {spec: reason for spec, reason in reasons.items() if reason is not None}
+            for spec, reason in bad.items():
+                kept = keep(compiled.source, compiled.log, self._failures(spec))
+                self._fail(spec, CompileError(f"{spec.name} compiled, but {reason}\n{kept}"))
+            good = [spec for spec in missing if spec not in bad]
+            if not good:
+                return None
+            stored = self._cache.store(
+                compiled, [(self._identities[spec], cards[spec]) for spec in good]
+            )
+        for spec in good:
+            self._finish(spec, stored[spec.name], cached=False)
+        return None
+
+    def _cards(
+        self, specs: Sequence[KernelSpec], compiled: CompiledLibrary
+    ) -> dict[KernelSpec, Card]:
+        """Return what the kernels of one library turned out to be."""
+        table = read_table(compiled.path, abi_version())
+        log = compiled.log.read_text(errors="replace")
+        functions = device_functions(compiled.path, log, self._toolchain)
+        cards = {}
+        for spec in specs:
+            if spec.name not in table:
+                raise CompileError(f"{spec.name} is not in the table of its library")
+            cards[spec] = make_card(
+                spec,
+                table[spec.name],
+                functions,
+                toolchain=self._toolchain,
+                seconds=compiled.seconds,
+                compiled_with=len(specs),
+                peak_bytes=compiled.peak_bytes,
+                library_bytes=compiled.path.stat().st_size,
+            )
+        return cards
+
+    def _finish(self, spec: KernelSpec, kernel: CachedKernel, *, cached: bool) -> None:
+        with self._lock:
+            self.built[spec] = BuiltKernel(
+                spec=spec, library=kernel.library, card=kernel.card, cached=cached
+            )
+            self._progress.finished(kernel.card, remaining=self._remaining())
+
+    def _fail(self, spec: KernelSpec, error: GemmsmithError) -> None:
+        with self._lock:
+            self.failed[spec] = error
+            self._progress.failed(spec.name, error, remaining=self._remaining())
+
+    def _failures(self, spec: KernelSpec) -> Path:
+        return self._cache.failures(self._identities[spec])
+
+    def _remaining(self) -> float:
+        """Expected seconds until all open groups are done."""
+        now = time.monotonic()
+        rest = [
+            max(0.0, group.seconds * self._pace - max(0.0, now - began))
+            for group, began in self._open.items()
+        ]
+        return makespan(rest, self._jobs)
+
+
+def _never(spec: KernelSpec, why: str) -> CompileError:
+    return CompileError(
+        f"{why}, and GEMMSMITH_NEVER_COMPILE is set: unset it, or build beforehand with "
+        f"gemmsmith build --arch {spec.arch.name}"
+    )
+
+
+def _untargeted(
+    specs: Sequence[KernelSpec], toolchain: Toolchain
+) -> dict[KernelSpec, GemmsmithError]:
+    """Return the kernels whose architecture the toolchain cannot compile for, with the reason."""
+    failed: dict[KernelSpec, GemmsmithError] = {}
+    for spec in specs:
+        try:
+            toolchain.check_target(spec.arch)
+        except ToolchainError as error:
+            failed[spec] = ToolchainError(f"{spec.name}: {error}")
+    return failed

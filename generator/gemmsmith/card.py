@@ -1,0 +1,223 @@
+"""What a compiled kernel turned out to be, read from its binary, and whether it may be used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemmsmith.errors import CompileError
+from gemmsmith.spec import KernelSpec
+from gemmsmith.table import TableEntry
+from gemmsmith.toolchain import Toolchain
+
+_FUNCTION = re.compile(r"^\s*Function\s*:?\s*([\w$.]+)", re.MULTILINE)
+_USAGE = re.compile(r"^\s*Function ([\w$.]+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", re.MULTILINE)
+_TENSOR = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z]*MMA\.[\w.]+)", re.MULTILINE)
+_WIDTH = re.compile(r"HGMMA\.64x(\d+)x")
+_PTXAS = re.compile(
+    r"Function properties for (?P<name>[\w$.]+)\s+"
+    r"(?P<stack>\d+) bytes stack frame, (?P<store>\d+) bytes spill stores, "
+    r"(?P<load>\d+) bytes spill loads\s+"
+    r"ptxas info\s*: Used (?P<registers>\d+) registers(?P<rest>.*)"
+)
+_STATIC = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """The facts of one compiled kernel. Sizes are in bytes."""
+
+    name: str
+    """KernelSpec.name."""
+    arch: str
+    """Name of the architecture."""
+    registers: int
+    """Registers of a thread at launch."""
+    spill_store_bytes: int
+    """What a thread writes to local memory for want of registers; more than 0 costs speed."""
+    spill_load_bytes: int
+    """What a thread reads back of it."""
+    stack_bytes: int
+    """Stack frame of a thread."""
+    static_shared_bytes: int
+    """Shared memory of a block, known to the compiler."""
+    dynamic_shared_bytes: int
+    """Shared memory of a block, asked for at launch."""
+    threads: int
+    """Threads of a block."""
+    stages: int
+    """Buffers of the main loop."""
+    tensor_instructions: Mapping[str, int] = field(hash=False)
+    """Tensor-core instruction in the machine code, with its shape -> how often it stands there."""
+    sass_inspected: bool
+    """Whether the machine code was read; without cuobjdump it cannot be."""
+    compile_seconds: float
+    """Wall time of the nvcc run that made it."""
+    compiled_with: int
+    """Kernels that shared that run."""
+    compile_peak_bytes: int
+    """Memory of the largest process of that run."""
+    library_bytes: int
+    """Size of the shared library that holds it."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block in all."""
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the card as plain JSON values, for :meth:`from_dict`."""
+        return {**asdict(self), "tensor_instructions": dict(self.tensor_instructions)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Card:
+        """Return the card that :meth:`as_dict` gave; TypeError where fields miss or are unknown."""
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFunction:
+    """One ``__global__`` function of a library, by its mangled name."""
+
+    name: str
+    registers: int
+    stack: int
+    shared: int
+    spill_store: int
+    spill_load: int
+    instructions: Mapping[str, int]
+
+
+def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[DeviceFunction, ...]:
+    """Return the device functions of ``library``: machine code by cuobjdump, spills by ``log``.
+
+    Without cuobjdump all comes from ptxas' part of the log, and no instructions are known.
+
+    Raises:
+        CompileError: where cuobjdump cannot read the library.
+    """
+    reported = {found["name"]: found for found in _PTXAS.finditer(log)}
+    usage = {}
+    code: dict[str, Counter[str]] = {}
+    for name, found in reported.items():
+        static = _STATIC.search(found["rest"])
+        shared = int(static[1]) if static else 0
+        usage[name] = (int(found["registers"]), int(found["stack"]), shared)
+    if toolchain.cuobjdump is not None:
+        for match in _USAGE.finditer(_dump("-res-usage", library, toolchain)):
+            registers, stack, shared = (int(number) for number in match.groups()[1:])
+            usage[match[1]] = (registers, stack, shared)
+        code = _instructions(_dump("-sass", library, toolchain))
+    return tuple(
+        DeviceFunction(
+            name=name,
+            registers=registers,
+            stack=stack,
+            shared=shared,
+            spill_store=int(reported[name]["store"]) if name in reported else 0,
+            spill_load=int(reported[name]["load"]) if name in reported else 0,
+            instructions=code.get(name, {}),
+        )
+        for name, (registers, stack, shared) in usage.items()
+    )
+
+
+def make_card(
+    spec: KernelSpec,
+    entry: TableEntry,
+    functions: Sequence[DeviceFunction],
+    *,
+    toolchain: Toolchain,
+    seconds: float,
+    compiled_with: int,
+    peak_bytes: int,
+    library_bytes: int,
+) -> Card:
+    """Return the card of ``spec`` from the device functions whose mangled names hold its name.
+
+    Raises:
+        CompileError: where there is no such function.
+    """
+    own = [function for function in functions if f"{len(spec.name)}{spec.name}" in function.name]
+    if not own:
+        raise CompileError(
+            f"{spec.name}: no device function of the library bears its name; "
+            f"there are: {', '.join(function.name[:120] for function in functions) or 'none'}"
+        )
+    counts: Counter[str] = Counter()
+    for function in own:
+        counts.update(function.instructions)
+    return Card(
+        name=spec.name,
+        arch=spec.arch.name,
+        registers=max(function.registers for function in own),
+        spill_store_bytes=sum(function.spill_store for function in own),
+        spill_load_bytes=sum(function.spill_load for function in own),
+        stack_bytes=max(function.stack for function in own),
+        static_shared_bytes=max(function.shared for function in own),
+        dynamic_shared_bytes=entry.shared_bytes,
+        threads=entry.threads,
+        stages=entry.stages,
+        tensor_instructions=dict(sorted(counts.items())),
+        sass_inspected=toolchain.cuobjdump is not None,
+        compile_seconds=seconds,
+        compiled_with=compiled_with,
+        compile_peak_bytes=peak_bytes,
+        library_bytes=library_bytes,
+    )
+
+
+def objection(spec: KernelSpec, card: Card) -> str | None:
+    """Return why the compiled kernel is not what ``spec`` promises, or None where it is.
+
+    Spills are no objection: they cost speed, not results.
+    """
+    limit = spec.arch.smem_per_block
+    if card.shared_bytes > limit:
+        return (
+            f"it takes {card.shared_bytes:,} B of shared memory a block, "
+            f"{spec.arch.name} has {limit:,}: lower stages or tile"
+        )
+    if not card.sass_inspected:
+        return None
+    found = ", ".join(card.tensor_instructions) or "none"
+    if not any(name.startswith(spec.arch.sass_instruction) for name in card.tensor_instructions):
+        return f"its machine code lacks {spec.arch.sass_instruction} (tensor-core code: {found})"
+    widths = {int(match[1]) for name in card.tensor_instructions if (match := _WIDTH.match(name))}
+    if widths and widths != {spec.device_tile.n}:
+        return (
+            f"its tile wants instructions {spec.device_tile.n} wide, the machine code has {found}: "
+            "CUTLASS fell back to another width, which is slow"
+        )
+    return None
+
+
+def _dump(what: str, library: Path, toolchain: Toolchain) -> str:
+    done = subprocess.run(
+        [str(toolchain.cuobjdump), what, str(library)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=toolchain.environment,
+        check=False,
+    )
+    if done.returncode:
+        raise CompileError(
+            f"{toolchain.cuobjdump} {what} cannot read {library}: "
+            f"{done.stderr.decode(errors='replace').strip()}"
+        )
+    return done.stdout.decode(errors="replace")
+
+
+def _instructions(sass: str) -> dict[str, Counter[str]]:
+    """Return the tensor-core instructions of a disassembly by mangled function name."""
+    heads = list(_FUNCTION.finditer(sass))
+    ends = [head.start() for head in heads[1:]] + [len(sass)]
+    return {
+        head[1]: Counter(_TENSOR.findall(sass, head.end(), end))
+        for head, end in zip(heads, ends, strict=True)
+    }

@@ -1,0 +1,139 @@
+"""One run of nvcc: from a rendered source to a shared library, or the reason why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmsmith.arch import Architecture
+from gemmsmith.errors import CompileError
+from gemmsmith.identity import flags
+from gemmsmith.render import RenderedSource, include_dirs
+from gemmsmith.resources import cutlass_include_dirs
+from gemmsmith.toolchain import Toolchain
+
+_ERROR = re.compile(
+    r"\berror\s*:|\berror #|\bfatal\b|ptxas error|undefined reference|cannot find|No space left",
+    re.IGNORECASE,
+)
+_KILLED = re.compile(r"signal 9|\bKilled\b|cannot allocate memory|out of memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledLibrary:
+    """What one run of nvcc left in its folder."""
+
+    path: Path
+    """The shared library."""
+    source: Path
+    """The source as it was compiled."""
+    log: Path
+    """The command and all that the compilers printed, ptxas' resource usage included."""
+    seconds: float
+    """Wall time of nvcc."""
+    peak_bytes: int
+    """Resident memory of the largest process among nvcc and those that it started."""
+
+
+def command(
+    source: Path, library: Path, toolchain: Toolchain, arch: Architecture
+) -> tuple[str, ...]:
+    """Return the arguments that compile ``source`` for ``arch`` into ``library``."""
+    includes = (*include_dirs(), *cutlass_include_dirs())
+    return (
+        *toolchain.command,
+        *flags(arch),
+        *(f"-I{folder}" for folder in includes),
+        "-o",
+        str(library),
+        str(source),
+    )
+
+
+def compile_library(
+    source: RenderedSource, toolchain: Toolchain, out_dir: Path, *, jobs: int, failures: Path
+) -> CompiledLibrary:
+    """Compile ``source`` in ``out_dir``, an empty folder, and return what came out.
+
+    ``jobs`` is the number of compilers running at once, for the advice where memory runs out.
+    Source and log of a failure are kept in the folder ``failures``.
+
+    Raises:
+        CompileError: with kernels, first error, command, log and kept source.
+    """
+    file, library, log = (out_dir / name for name in (source.filename, "kernels.so", "nvcc.log"))
+    scratch = out_dir / "tmp"
+    scratch.mkdir()
+    file.write_text(source.text)
+    arguments = command(file, library, toolchain, source.specs[0].arch)
+    with log.open("w") as stream:
+        stream.write(shlex.join(arguments) + "\n")
+        stream.flush()
+        started = time.monotonic()
+        code, peak = _run(
+            arguments, stream.fileno(), {**toolchain.environment, "TMPDIR": str(scratch)}
+        )
+        seconds = time.monotonic() - started
+    shutil.rmtree(scratch, ignore_errors=True)
+    text = log.read_text(errors="replace")
+    reason = _failure(code, text.partition("\n")[2], library, jobs)
+    if reason is None:
+        return CompiledLibrary(path=library, source=file, log=log, seconds=seconds, peak_bytes=peak)
+    names = ", ".join(spec.name for spec in source.specs)
+    raise CompileError(
+        f"{names} did not compile: {reason}\n"
+        f"{keep(file, log, failures)}\n  command: {shlex.join(arguments)}"
+    )
+
+
+def keep(source: Path, log: Path, folder: Path) -> str:
+    """Copy both into ``folder`` for whoever looks into a failure; return lines that name them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = [shutil.copy(path, folder / path.name) for path in (source, log)]
+    return f"  source: {kept[0]}\n  log: {kept[1]}"
+
+
+def _run(arguments: Sequence[str], log: int, environment: dict[str, str]) -> tuple[int, int]:
+    """Run a command; return its exit code (negative: a signal) and peak memory in bytes."""
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    except OSError as error:
+        raise CompileError(f"cannot start {arguments[0]}: {error.strerror}") from error
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_maxrss * 1024
+
+
+def _failure(code: int, log: str, library: Path, jobs: int) -> str | None:
+    """Return why a run of nvcc failed, or None where it did not."""
+    if code == 0:
+        if library.is_file() and library.stat().st_size:
+            return None
+        return "nvcc reported success but wrote no library"
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(log):
+        return f"the compiler was killed, likely out of memory: lower MAX_JOBS (now {jobs})"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line) and "warning" not in line]
+    if errors:
+        return errors[0]
+    last = f": {lines[-1]}" if lines else " without a word"
+    return f"nvcc ended with exit code {code}{last}"

@@ -1,0 +1,73 @@
+"""How to share out the compiling of missing kernels: which together in one file, in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from gemmsmith.spec import KernelSpec
+
+LARGEST_GROUP = 4
+"""Kernels of one translation unit; more would leave cores idle at the end of a build."""
+
+HEADER_SECONDS = 14.0
+"""What nvcc needs for CUTLASS's headers alone, once for each translation unit."""
+
+_KERNEL_SECONDS = {"smem": 6.0, "direct": 8.0, "tma": 12.0}
+"""What a kernel adds to it, by store, where none was measured yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Kernels to compile in one run of nvcc."""
+
+    specs: tuple[KernelSpec, ...]
+    seconds: float
+    """Expected wall time."""
+
+
+def plan(
+    specs: Sequence[KernelSpec],
+    jobs: int,
+    measured: Callable[[str], float | None] = lambda name: None,
+) -> tuple[Group, ...]:
+    """Return groups that finish soonest with ``jobs`` compilers at once, longest first.
+
+    A group shares architecture, schedule, store and scheduler, hence most of its template
+    instances. ``measured`` gives the seconds that a kernel of that name took before, if any did.
+    """
+    alike = [list(group) for _, group in groupby(sorted(specs, key=_kind), key=_kind)]
+    plans = [
+        [
+            Group(specs=part, seconds=_seconds(part, measured))
+            for kernels in alike
+            for part in _split(kernels, size)
+        ]
+        for size in range(LARGEST_GROUP, 0, -1)
+    ]
+    best = min(plans, key=lambda groups: makespan([group.seconds for group in groups], jobs))
+    return tuple(sorted(best, key=lambda group: -group.seconds))
+
+
+def makespan(seconds: Sequence[float], jobs: int) -> float:
+    """Return when the last of these tasks ends if the longest start first on ``jobs`` workers."""
+    workers = [0.0] * jobs
+    for each in sorted(seconds, reverse=True):
+        workers[workers.index(min(workers))] += each
+    return max(workers)
+
+
+def _kind(spec: KernelSpec) -> tuple[str, str, str, str]:
+    return (spec.arch.name, spec.schedule, spec.store, spec.scheduler)
+
+
+def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, ...]]:
+    """Parts of at most ``size`` kernels, as even as can be."""
+    parts = -(-len(kernels) // size)
+    return [tuple(kernels[part::parts]) for part in range(parts)]
+
+
+def _seconds(kernels: Sequence[KernelSpec], measured: Callable[[str], float | None]) -> float:
+    own = (measured(kernel.name) or _KERNEL_SECONDS[kernel.store] for kernel in kernels)
+    return HEADER_SECONDS + sum(own)
