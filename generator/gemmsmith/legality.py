@@ -334,14 +334,22 @@ def epilogue_bytes(spec: KernelSpec) -> int:
 
 def shared_memory(spec: KernelSpec, stages: int) -> int:
     """Shared memory of one block with ``stages`` stages, in bytes (an upper estimate for 3.x)."""
-    barriers = BARRIER_BYTES if spec.arch.api == "3.x" else 0
-    return stage_bytes(spec) * stages + epilogue_bytes(spec) + barriers
+    loads = stage_bytes(spec) * stages
+    if spec.arch.api == "2.x":
+        return loads
+    if spec.schedule == "warp_specialized":  # not persistent: the epilogue reuses the main loop's memory
+        return max(loads, epilogue_bytes(spec)) + BARRIER_BYTES
+    return loads + epilogue_bytes(spec) + BARRIER_BYTES
 
 
 def stages_that_fit(spec: KernelSpec) -> int:
     """The largest number of stages that the shared memory holds; 0 where not one fits."""
-    free = spec.arch.smem_per_block - shared_memory(spec, 0)
-    return max(0, min(MAX_STAGES, free // stage_bytes(spec)))
+    fitting = (
+        stages
+        for stages in range(MAX_STAGES, 0, -1)
+        if shared_memory(spec, stages) <= spec.arch.smem_per_block
+    )
+    return next(fitting, 0)
 
 
 def _multiple_near(value: int, step: int) -> int:
@@ -366,17 +374,23 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
         return "the kernel has no residual (epilogue.residual is false)"
     if spec.arch.api == "2.x" and problem.bias and problem.residual:
         return "2.x kernels add a bias or a residual in one call, not both"
-    for operand, elements, dtype, found in zip(
+    for operand, elements, dtype, found, (dimension, extent) in zip(
         "abd",
         spec.alignment,
         (spec.a, spec.b, spec.d),
         (problem.a_align, problem.b_align, problem.d_align),
+        problem.contiguous,
         strict=True,
     ):
         needed = elements * dtype.bytes
+        if extent % elements:
+            return (
+                f"{operand}: {dimension}={extent} is not a multiple of {elements},"
+                f" which the kernel's {needed} B accesses need"
+            )
         if found % needed:
             return (
-                f"{operand}: address, row stride and batch stride divide by {found} B,"
+                f"{operand}: address, row stride or batch stride divides by {found} B only,"
                 f" the kernel needs {needed} B ({elements} elements of {dtype.name})"
             )
     return ""

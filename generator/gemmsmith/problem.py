@@ -28,7 +28,7 @@ class GemmProblem:
     layout: str = "rcr"
     """Row- (r) or column-major (c) of A, B and D, read off their strides."""
     a_align: int = 16
-    """Largest power of two up to 16 that divides A's address, leading and batch stride, in bytes."""
+    """Largest power of two up to 16 that divides A's address, row and batch stride, in bytes."""
     b_align: int = 16
     """The same of B."""
     d_align: int = 16
@@ -37,3 +37,14 @@ class GemmProblem:
     """Whether a bias vector is added."""
     residual: bool = False
     """Whether beta * C is added."""
+
+    @property
+    def contiguous(self) -> tuple[tuple[str, int], tuple[str, int], tuple[str, int]]:
+        """Name and size of the dimension along which A, B and D lie contiguous in memory."""
+        m, n, k = ("M", self.m), ("N", self.n), ("K", self.k)
+        rows, columns = (m, k, m), (k, n, n)
+        a, b, d = (
+            column if letter == "r" else row
+            for letter, row, column in zip(self.layout, rows, columns, strict=True)
+        )
+        return a, b, d
