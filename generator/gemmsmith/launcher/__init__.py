@@ -1,0 +1,52 @@
+"""Calling compiled kernels: one interface, a pybind11 module or ctypes behind it."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+
+from gemmsmith.errors import LoadError
+from gemmsmith.launcher.interface import Call, Kernel, Launcher
+from gemmsmith.settings import settings
+
+__all__ = ["Call", "Kernel", "Launcher", "launcher", "load_library"]
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def load_library(path: Path) -> dict[str, Kernel]:
+    """Return the kernels of the library at ``path`` by name; the library stays loaded.
+
+    Raises:
+        LoadError: where the file is no kernel library, or one of another interface version.
+    """
+    try:
+        kernels = launcher().load(str(path))
+    except (OSError, RuntimeError) as error:
+        raise LoadError(f"cannot load {path}: {error}") from error
+    return {kernel.name: kernel for kernel in kernels}
+
+
+@cache
+def launcher() -> Launcher:
+    """Return the launcher that the settings ask for: pybind11 where it can be had, else ctypes.
+
+    Raises:
+        ToolchainError: where ``GEMMSMITH_LAUNCHER=pybind11`` is set and it cannot be built.
+    """
+    from gemmsmith.errors import CacheError, CompileError, ToolchainError
+    from gemmsmith.launcher.with_ctypes import CtypesLauncher
+    from gemmsmith.launcher.with_pybind11 import pybind11_launcher
+
+    wanted = settings().launcher
+    if wanted == "ctypes":
+        return CtypesLauncher()
+    try:
+        return pybind11_launcher()
+    except (ToolchainError, CompileError, CacheError) as error:
+        if wanted == "pybind11":
+            raise
+        log.warning("calling kernels through ctypes, which is right but slower: %s", error)
+        return CtypesLauncher()

@@ -1,0 +1,89 @@
+"""What a launcher offers, whatever is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Call(NamedTuple):
+    """One launch in the caller's frame; the fields and their order are those of ``gemmsmith_gemm``."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: int
+    """Address of A; b, c, bias and d likewise, 0 for none."""
+    b: int
+    c: int
+    bias: int
+    d: int
+    lda: int
+    """Elements between neighbouring rows (row-major) or columns of A; ldb, ldc, ldd likewise."""
+    ldb: int
+    ldc: int
+    ldd: int
+    a_batch: int
+    """Elements between neighbouring matrices of the batch; b_batch, c_batch, d_batch likewise."""
+    b_batch: int
+    c_batch: int
+    d_batch: int
+    alpha: float
+    beta: float
+    raster: int
+    """0: the kernel's own choice, 1: tiles along m first, 2: along n first."""
+    swizzle: int
+    """Largest tile group of the raster, in tiles; 0: the kernel's own choice."""
+    splits: int
+    """Parts of k per tile; 0: the kernel's own choice."""
+    device: int
+    """CUDA ordinal."""
+    sm_count: int
+    """Multiprocessors of that device."""
+
+
+class Kernel(Protocol):
+    """A loaded kernel. A status of 0 is success; :meth:`explain` words the others."""
+
+    @property
+    def name(self) -> str:
+        """KernelSpec.name."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, in bytes."""
+
+    @property
+    def stages(self) -> int:
+        """Buffers of the main loop."""
+
+    def can_run(self, call: Call) -> int:
+        """Return the status that CUTLASS gives to sizes, strides and alignment of ``call``."""
+
+    def workspace_bytes(self, call: Call) -> tuple[int, int]:
+        """Return status and the bytes of device memory that ``call`` needs as workspace."""
+
+    def launch(self, call: Call, workspace: int, stream: int) -> int:
+        """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
+
+    def blocks_per_sm(self) -> tuple[int, int]:
+        """Return status and how many blocks one multiprocessor of the current device holds."""
+
+    def explain(self, status: int) -> str:
+        """Return ``status`` in words."""
+
+
+class Launcher(Protocol):
+    """Loads kernel libraries."""
+
+    def load(self, path: str) -> Sequence[Kernel]:
+        """Return the kernels of the library at ``path``.
+
+        Raises:
+            OSError, RuntimeError: where it cannot be loaded or is none.
+        """

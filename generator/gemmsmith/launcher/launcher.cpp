@@ -1,0 +1,139 @@
+// Loads kernel libraries and calls their kernels: the C interface of gemmsmith/abi.h for Python.
+// It knows neither torch nor CUDA; pointers and streams arrive as integers.
+
+#include <dlfcn.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "gemmsmith/abi.h"
+
+namespace py = pybind11;
+
+namespace {
+
+constexpr Py_ssize_t kCallFields = 24;
+
+int64_t integer(py::tuple const &call, Py_ssize_t index) {
+  long long const value = PyLong_AsLongLong(PyTuple_GET_ITEM(call.ptr(), index));
+  if (value == -1 && PyErr_Occurred()) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+float real(py::tuple const &call, Py_ssize_t index) {
+  double const value = PyFloat_AsDouble(PyTuple_GET_ITEM(call.ptr(), index));
+  if (value == -1.0 && PyErr_Occurred()) {
+    throw py::error_already_set();
+  }
+  return static_cast<float>(value);
+}
+
+template <class Pointer>
+Pointer address(py::tuple const &call, Py_ssize_t index) {
+  return reinterpret_cast<Pointer>(static_cast<uintptr_t>(integer(call, index)));
+}
+
+// The order of gemmsmith.launcher.Call.
+gemmsmith_gemm unpack(py::tuple const &call) {
+  if (PyTuple_GET_SIZE(call.ptr()) != kCallFields) {
+    throw std::invalid_argument("a call has 24 fields, see gemmsmith.launcher.Call");
+  }
+  gemmsmith_gemm gemm{};
+  gemm.m = integer(call, 0);
+  gemm.n = integer(call, 1);
+  gemm.k = integer(call, 2);
+  gemm.batch = integer(call, 3);
+  gemm.a = address<const void *>(call, 4);
+  gemm.b = address<const void *>(call, 5);
+  gemm.c = address<const void *>(call, 6);
+  gemm.bias = address<const void *>(call, 7);
+  gemm.d = address<void *>(call, 8);
+  gemm.lda = integer(call, 9);
+  gemm.ldb = integer(call, 10);
+  gemm.ldc = integer(call, 11);
+  gemm.ldd = integer(call, 12);
+  gemm.a_batch = integer(call, 13);
+  gemm.b_batch = integer(call, 14);
+  gemm.c_batch = integer(call, 15);
+  gemm.d_batch = integer(call, 16);
+  gemm.alpha = real(call, 17);
+  gemm.beta = real(call, 18);
+  gemm.raster = static_cast<int32_t>(integer(call, 19));
+  gemm.swizzle = static_cast<int32_t>(integer(call, 20));
+  gemm.splits = static_cast<int32_t>(integer(call, 21));
+  gemm.device = static_cast<int32_t>(integer(call, 22));
+  gemm.sm_count = static_cast<int32_t>(integer(call, 23));
+  return gemm;
+}
+
+struct Kernel {
+  gemmsmith_kernel const *entry;
+
+  int32_t can_run(py::tuple const &call) const {
+    gemmsmith_gemm const gemm = unpack(call);
+    return entry->can_run(&gemm);
+  }
+
+  py::tuple workspace_bytes(py::tuple const &call) const {
+    gemmsmith_gemm const gemm = unpack(call);
+    uint64_t bytes = 0;
+    int32_t const status = entry->workspace_bytes(&gemm, &bytes);
+    return py::make_tuple(status, bytes);
+  }
+
+  int32_t launch(py::tuple const &call, uintptr_t workspace, uintptr_t stream) const {
+    gemmsmith_gemm const gemm = unpack(call);
+    return entry->launch(&gemm, reinterpret_cast<void *>(workspace), reinterpret_cast<void *>(stream));
+  }
+
+  py::tuple blocks_per_sm() const {
+    int32_t blocks = 0;
+    int32_t const status = entry->blocks_per_sm(&blocks);
+    return py::make_tuple(status, blocks);
+  }
+};
+
+// Libraries stay loaded: a kernel in flight must not lose its code.
+py::list load(std::string const &path) {
+  void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    throw std::runtime_error(dlerror());
+  }
+  auto const version = reinterpret_cast<decltype(&gemmsmith_abi_version)>(dlsym(handle, "gemmsmith_abi_version"));
+  auto const kernels = reinterpret_cast<decltype(&gemmsmith_kernels)>(dlsym(handle, "gemmsmith_kernels"));
+  if (version == nullptr || kernels == nullptr) {
+    throw std::runtime_error("it is no kernel library: gemmsmith_kernels is missing");
+  }
+  if (version() != GEMMSMITH_ABI_VERSION) {
+    throw std::runtime_error("its interface has version " + std::to_string(version()) + ", this gemmsmith speaks " +
+                             std::to_string(GEMMSMITH_ABI_VERSION) + ": build the kernel again");
+  }
+  int32_t count = 0;
+  gemmsmith_kernel const *table = kernels(&count);
+  py::list result;
+  for (int32_t index = 0; index < count; ++index) {
+    result.append(Kernel{table + index});
+  }
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(gemmsmith_launcher, module) {
+  module.doc() = "Calls kernel libraries through gemmsmith's C interface.";
+  py::class_<Kernel>(module, "Kernel")
+      .def_property_readonly("name", [](Kernel const &self) { return std::string(self.entry->name); })
+      .def_property_readonly("threads", [](Kernel const &self) { return self.entry->threads; })
+      .def_property_readonly("shared_bytes", [](Kernel const &self) { return self.entry->shared_bytes; })
+      .def_property_readonly("stages", [](Kernel const &self) { return self.entry->stages; })
+      .def("can_run", &Kernel::can_run)
+      .def("workspace_bytes", &Kernel::workspace_bytes)
+      .def("launch", &Kernel::launch)
+      .def("blocks_per_sm", &Kernel::blocks_per_sm)
+      .def("explain", [](Kernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
+  module.def("load", &load, py::arg("path"));
+}
