@@ -1,0 +1,56 @@
+"""Layers whose matrix products run on gemmsmith's kernels."""
+
+from __future__ import annotations
+
+import torch
+
+import gemmsmith.ops  # noqa: F401  registers torch.ops.gemmsmith
+from gemmsmith.errors import ArgumentTypeError
+
+__all__ = ["Linear"]
+
+
+class Linear(torch.nn.Linear):
+    """``y = x @ weight.T + bias`` on gemmsmith's kernels, for inference.
+
+    A :class:`torch.nn.Linear` in all but the forward: the same constructor, parameters
+    (``weight`` (N, K), ``bias`` (N,)) and ``state_dict``. Takes (..., K) and gives (..., N) of the
+    same dtype; fp16 and bf16 have kernels.
+
+    Raises:
+        ArgumentError: from the op: a gradient is asked for ("forward only": call under
+            ``torch.no_grad()`` or freeze the parameters), or dtypes or sizes do not fit.
+    """
+
+    @classmethod
+    def from_torch(cls, linear: torch.nn.Linear) -> Linear:
+        """Return a layer that shares the parameters of ``linear``; nothing is copied.
+
+        Raises:
+            ArgumentTypeError: where ``linear`` is not exactly a ``torch.nn.Linear``: a subclass may
+                compute something else (LoRA, quantised weights).
+        """
+        if type(linear) is not torch.nn.Linear:
+            raise ArgumentTypeError(
+                f"linear is a {type(linear).__module__}.{type(linear).__qualname__};"
+                " from_torch takes exactly a torch.nn.Linear"
+            )
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            device="meta",
+            dtype=linear.weight.dtype,
+        )
+        layer.weight = linear.weight
+        layer.bias = linear.bias
+        return layer.train(linear.training)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
+        """Return (..., N) from (..., K)."""
+        gemm = torch.ops.gemmsmith.gemm.default
+        if input.dim() == 1:
+            row: torch.Tensor = gemm(input.unsqueeze(0), self.weight.t(), self.bias)
+            return row.squeeze(0)
+        rows: torch.Tensor = gemm(input, self.weight.t(), self.bias)
+        return rows

