@@ -33,7 +33,7 @@ def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[
     entries, problems = read_entries(Path(path))
     problems += [problem for entry in entries for problem in entry.problems]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(sorted(problems, key=lambda problem: (problem.file, problem.line)))
     first: dict[str, Entry] = {}
     for entry in entries:
         assert entry.spec is not None, "a kernel without objections has a spec"

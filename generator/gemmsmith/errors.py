@@ -26,7 +26,8 @@ class Problem:
     """A sentence that names the key, the value found, and what would be legal."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.message}"
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.message}"
 
 
 class ConfigError(GemmsmithError, ValueError):

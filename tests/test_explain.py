@@ -1,0 +1,133 @@
+"""What a kernel costs and how it meets a problem, checked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A
+from gemmsmith.errors import ArgumentError
+from gemmsmith.explain import FLOP_PER_BYTE, WARPGROUPS, explain_problem, explain_spec
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
+
+HOPPER: dict[str, Any] = {"arch": SM_90A, "tile": Tile(128, 256, 64), "schedule": "cooperative"}
+AMPERE: dict[str, Any] = {
+    "arch": SM_80,
+    "tile": Tile(128, 256, 64),
+    "warp": Tile(64, 64, 64),
+    "stages": 3,
+    "schedule": "multistage",
+    "store": "smem",
+}
+
+
+def test_a_2x_kernel() -> None:
+    report = explain_spec(KernelSpec(**AMPERE))
+    assert report.name == "gemm_bf16_rcr_128x256x64_w64x64_s3_sm80"
+    assert (report.stages, report.stages_automatic, report.stages_that_fit) == (3, False, 3)
+    assert (report.stage_bytes, report.epilogue_bytes) == (49_152, 0)
+    assert (report.shared_memory, report.shared_memory_limit) == (147_456, 166_912)
+    assert (report.accumulator_registers, report.threads) == (128, 256)
+    assert report.device_tile == (128, 256, 64)
+
+
+def test_a_3x_kernel_with_automatic_stages() -> None:
+    report = explain_spec(KernelSpec(**HOPPER))
+    assert (report.stages, report.stages_automatic, report.stages_that_fit) == (4, True, 4)
+    assert report.epilogue_bytes == 2 * 128 * 32 * 2 + (128 + 256) * 2
+    assert report.shared_memory == 4 * 49_152 + report.epilogue_bytes + 1024
+    assert report.shared_memory <= report.shared_memory_limit == 232_448
+    assert (report.accumulator_registers, report.threads) == (128, 384)
+
+
+def test_swap_and_plain_warp_specialisation() -> None:
+    spec = KernelSpec(arch=SM_90A, tile=Tile(16, 64, 64), schedule="warp_specialized", swap=True)
+    report = explain_spec(spec)
+    assert (report.device_tile, report.threads) == ((64, 16, 64), 256)
+    assert report.accumulator_registers == 8
+
+
+def test_every_architecture_and_schedule_has_its_figures() -> None:
+    assert set(FLOP_PER_BYTE) == {row.name for row in ARCHITECTURES}
+    assert set(WARPGROUPS) == set(SM_90A.schedules)
+
+
+def test_waves_of_a_static_kernel() -> None:
+    spec = KernelSpec(**HOPPER)
+    report = explain_problem(spec, 128 * 7, 256 * 19, 4096, 132)
+    assert report.tiles == 133
+    assert report.waves == pytest.approx(133 / 132)
+    assert report.wave_efficiency == pytest.approx(133 / 264)
+    assert report.tile_efficiency == 1.0
+    assert (report.fits, report.misfit) == (True, "")
+    full = explain_problem(spec, 128 * 12, 256 * 11, 4096, 132)
+    assert (full.tiles, full.waves, full.wave_efficiency) == (132, 1.0, 1.0)
+
+
+def test_stream_k_deals_steps_along_k() -> None:
+    spec = KernelSpec(**HOPPER, scheduler="stream_k")
+    report = explain_problem(spec, 128 * 7, 256 * 19, 4096, 132)
+    steps = 133 * 64  # 4096 / 64 steps a tile; 65 for the busiest SM
+    assert report.wave_efficiency == pytest.approx(steps / (65 * 132))
+
+
+def test_tiles_are_rounded_up_to_clusters() -> None:
+    spec = KernelSpec(**HOPPER, cluster=Cluster(2, 1))
+    report = explain_problem(spec, 129, 256, 64, 132)
+    assert report.tiles == 2
+    assert explain_problem(spec, 100, 256, 64, 132).tiles == 2
+    assert explain_problem(spec, 257, 257, 64, 132).tiles == 8
+    assert report.tile_efficiency == pytest.approx(129 / 256)
+
+
+def test_intensity_and_bound() -> None:
+    spec = KernelSpec(**HOPPER)
+    decode = explain_problem(spec, 1, 4096, 4096, 132)
+    assert decode.intensity == pytest.approx(2 * 4096**2 / (2 * (4096**2 + 2 * 4096)))
+    assert decode.bound == "memory"
+    prefill = explain_problem(spec, 4096, 4096, 4096, 132)
+    assert prefill.intensity == pytest.approx(4096 / 3)
+    assert prefill.bound == "math"
+
+
+@pytest.mark.parametrize(
+    ("layout", "size", "operand"),
+    [
+        ("rcr", (8, 8, 36), "a: K=36 is not a multiple of 8"),
+        ("rcr", (8, 50257, 768), "d: N=50257 is not a multiple of 8"),
+        ("rrr", (8, 12, 64), "b: N=12 is not a multiple of 8"),
+        ("ccr", (4, 64, 64), "a: M=4 is not a multiple of 8"),
+    ],
+)
+def test_a_misfit_names_the_operand(layout: Any, size: tuple[int, int, int], operand: str) -> None:
+    report = explain_problem(KernelSpec(**HOPPER, layout=layout), *size, sm_count=132)
+    assert not report.fits
+    assert report.misfit.startswith(operand)
+
+
+def test_a_smaller_alignment_fits() -> None:
+    spec = KernelSpec(**AMPERE, alignment=Alignment(2, 2, 1))
+    assert explain_problem(spec, 3, 5, 6, 108).fits
+    assert not explain_problem(spec, 3, 5, 7, 108).fits
+
+
+def test_empty_problems_have_no_tiles() -> None:
+    report = explain_problem(KernelSpec(**HOPPER), 0, 256, 64, 132)
+    assert (report.tiles, report.waves, report.wave_efficiency) == (0, 0.0, 0.0)
+    empty = explain_problem(KernelSpec(**HOPPER), 128, 256, 0, 132)
+    assert (empty.tiles, empty.tile_efficiency, empty.intensity) == (1, 0.0, 0.0)
+    nothing = explain_problem(KernelSpec(**HOPPER), 0, 0, 0, 132)
+    assert nothing.bound == "memory"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ((-1, 1, 1, 132), "m is -1; it must be 0 or more"),
+        ((1, 1, 1, 0), "sm_count is 0; it must be 1 or more"),
+    ],
+)
+def test_sizes_below_zero_are_refused(size: tuple[int, int, int, int], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        explain_problem(KernelSpec(**HOPPER), *size)

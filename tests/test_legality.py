@@ -1,0 +1,436 @@
+"""Each rule is hit once, with its numbers; what is legal fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gemmsmith.arch import SM_80, SM_90A, Architecture
+from gemmsmith.dtypes import BF16, FP16, FP32
+from gemmsmith.errors import IllegalKernelError, Objection
+from gemmsmith.legality import (
+    MAX_STAGES,
+    accumulator_registers,
+    epilogue_bytes,
+    misfit,
+    shared_memory,
+    stage_bytes,
+    stages_that_fit,
+)
+from gemmsmith.problem import GemmProblem
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
+
+HOPPER: dict[str, Any] = {"arch": SM_90A, "tile": Tile(128, 256, 64), "schedule": "cooperative"}
+PINGPONG: dict[str, Any] = {"arch": SM_90A, "tile": Tile(64, 192, 64), "schedule": "pingpong"}
+AMPERE: dict[str, Any] = {
+    "arch": SM_80,
+    "tile": Tile(128, 128, 32),
+    "warp": Tile(64, 64, 32),
+    "stages": 4,
+    "schedule": "multistage",
+    "store": "smem",
+}
+
+
+def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
+    with pytest.raises(IllegalKernelError) as caught:
+        KernelSpec(**{**base, **fields})
+    return caught.value.objections
+
+
+@pytest.mark.parametrize(
+    ("base", "fields", "words"),
+    [
+        (HOPPER, {"a": FP32, "b": FP32}, "dtype: sm_90a tensor cores take fp16, bf16, not fp32"),
+        (
+            HOPPER,
+            {"b": FP16},
+            "dtype: a is bf16 and b is fp16: the instruction takes one type for both; set b: bf16",
+        ),
+        (
+            HOPPER,
+            {"acc": FP16},
+            "dtype: bf16 products accumulate in fp32, not fp16; set acc: fp32",
+        ),
+        (
+            AMPERE,
+            {"schedule": "pingpong"},
+            "schedule: sm_80 has multistage, not pingpong; set schedule: multistage",
+        ),
+        (AMPERE, {"store": "tma"}, "store: sm_80 has smem, not tma; set store: smem"),
+        (HOPPER, {"store": "smem"}, "store: sm_90a has tma, direct, not smem; set store: tma"),
+        (
+            AMPERE,
+            {"cluster": Cluster(2, 1)},
+            "cluster: cluster [2, 1] needs sm_90a; sm_80 has no clusters; set cluster: [1, 1]",
+        ),
+        (
+            AMPERE,
+            {"swap": True},
+            (
+                "swap: 2.x kernels store row-major in either operand order: swap changes nothing;"
+                " set swap: false"
+            ),
+        ),
+        (
+            AMPERE,
+            {"scheduler": "stream_k"},
+            "scheduler: stream_k needs sm_90a; set scheduler: static",
+        ),
+        (
+            AMPERE,
+            {"warp": None},
+            "warp: 2.x kernels need a warp tile; for example warp: [64, 64, 32]",
+        ),
+        (AMPERE, {"stages": None}, "stages: 2.x kernels need a number of stages; set stages: 3"),
+        (
+            HOPPER,
+            {"warp": Tile(64, 64, 64)},
+            "warp: 3.x kernels divide a tile by warpgroups, not by warps; remove warp",
+        ),
+        (
+            PINGPONG,
+            {"scheduler": "stream_k"},
+            (
+                "scheduler: stream_k needs schedule cooperative, not pingpong;"
+                " set schedule: cooperative"
+            ),
+        ),
+        (
+            HOPPER,
+            {"scheduler": "stream_k", "store": "direct"},
+            "scheduler: stream_k is built with store tma only; set store: tma",
+        ),
+        (HOPPER, {"tile": Tile(0, 256, 64)}, "tile: [0, 256, 64] holds a number below 1"),
+        (HOPPER, {"cluster": Cluster(0, 1)}, "cluster: [0, 1] holds a number below 1"),
+        (AMPERE, {"warp": Tile(64, -64, 32)}, "warp: [64, -64, 32] holds a number below 1"),
+        (HOPPER, {"alignment": Alignment(8, 8, 0)}, "alignment: [8, 8, 0] holds a number below 1"),
+        (
+            AMPERE,
+            {"stages": 1},
+            "stages: 1 is outside 2 to 16: loads overlap with math from 2 buffers on",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(128, 100, 32)},
+            "tile: tile.n=100 is not a multiple of warp.n=64; tile.n=128 is",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(256, 128, 32), "warp": Tile(128, 64, 32)},
+            "warp: warp.m=128 is not proven; warp tiles are 32 or 64 wide; set warp.m=64",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(256, 128, 32), "warp": Tile(128, 64, 32)},
+            "warp: warp 128x64 keeps 256 accumulator registers a thread, 128 fit",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(128, 128, 64)},
+            "warp: warp.k=32 differs from tile.k=64: there is no sliced-K template; set warp.k=64",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(128, 128, 16), "warp": Tile(64, 64, 16)},
+            (
+                "tile: tile.k=16 is neither 32 nor 64, which have a conflict-free smem layout;"
+                " set tile.k=32"
+            ),
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(64, 64, 32)},
+            "warp: 1 warps in a block; 2 to 16 have a template; change warp or tile",
+        ),
+        (
+            HOPPER,
+            {"tile": Tile(192, 128, 64)},
+            "tile: tile.m=192 is not a multiple of 128, which cooperative needs; tile.m=256 is",
+        ),
+        (
+            PINGPONG,
+            {"tile": Tile(96, 64, 64)},
+            "tile: tile.m=96 is not a multiple of 64, which pingpong needs; tile.m=128 is",
+        ),
+        (
+            HOPPER,
+            {"tile": Tile(128, 64, 64), "swap": True},
+            (
+                "tile: tile.n=64 (wgmma's M side, because swap is on) is not a multiple of 128,"
+                " which cooperative needs; tile.n=128 is"
+            ),
+        ),
+        (
+            HOPPER,
+            {"tile": Tile(128, 200, 64)},
+            "tile: tile.n=200 is not a multiple of 16 up to 256 (wgmma's width); tile.n=192 is",
+        ),
+        (
+            HOPPER,
+            {"tile": Tile(128, 512, 32)},
+            "tile: tile.n=512 is not a multiple of 16 up to 256 (wgmma's width); tile.n=256 is",
+        ),
+        (
+            HOPPER,
+            {"tile": Tile(128, 256, 40)},
+            "tile: tile.k=40 is not a multiple of the instruction's 16; tile.k=32 is",
+        ),
+        (
+            PINGPONG,
+            {"tile": Tile(128, 256, 64)},
+            (
+                "tile: 128x256x64 keeps 256 accumulator registers a thread with pingpong;"
+                " 208 fit beside the rest; halve tile.m or tile.n, or set schedule: cooperative"
+            ),
+        ),
+        (
+            PINGPONG,
+            {"tile": Tile(256, 256, 64)},
+            (
+                "tile: 256x256x64 keeps 512 accumulator registers a thread with pingpong;"
+                " 208 fit beside the rest; halve tile.m or tile.n"
+            ),
+        ),
+        (
+            HOPPER,
+            {"cluster": Cluster(3, 1)},
+            (
+                "cluster: cluster.m=3; 1, 2, 4 and 8 have kernels"
+                " (a multicast splits the tile evenly); set cluster.m=2"
+            ),
+        ),
+        (
+            HOPPER,
+            {"cluster": Cluster(4, 4)},
+            "cluster: [4, 4] is 16 blocks; 8 is the most; set a product of 8 or less",
+        ),
+        (
+            PINGPONG,
+            {"tile": Tile(64, 20, 64), "cluster": Cluster(8, 1), "store": "direct"},
+            (
+                "cluster: each block multicasts its share of the tile: 64x20x64 does not divide by"
+                " cluster [8, 1]; choose a smaller cluster"
+            ),
+        ),
+        (
+            HOPPER,
+            {"alignment": Alignment(4, 8, 8)},
+            (
+                "alignment: a: 4 elements of 2 B; a power of two from 8 to 8 is legal"
+                " (TMA addresses in steps of 16 B); set a: 8"
+            ),
+        ),
+        (
+            HOPPER,
+            {"d": FP32},
+            (
+                "alignment: d: 8 elements of 4 B; a power of two from 4 to 4 is legal"
+                " (TMA addresses in steps of 16 B); set d: 4"
+            ),
+        ),
+        (
+            AMPERE,
+            {"alignment": Alignment(8, 1, 8)},
+            (
+                "alignment: b: 1 elements of 2 B; a power of two from 2 to 8 is legal"
+                " (cp.async copies 4 B or more; stages: 2 goes without it); set b: 8"
+            ),
+        ),
+        (
+            AMPERE,
+            {"alignment": Alignment(8, 8, 3)},
+            "alignment: d: 3 elements of 2 B; a power of two from 1 to 8 is legal; set d: 8",
+        ),
+        (
+            HOPPER,
+            {"tile": Tile(128, 256, 256)},
+            (
+                "stages: 128x256x256 with stages 2 needs 411,392 B of shared memory,"
+                " sm_90a has 232,448; tile k 128 halves it"
+            ),
+        ),
+    ],
+)
+def test_a_broken_rule_says_so(base: dict[str, Any], fields: dict[str, Any], words: str) -> None:
+    assert words in [str(objection) for objection in objections(base, **fields)]
+
+
+def test_the_output_type_must_be_one_of_the_row() -> None:
+    row = dataclasses.replace(SM_90A, outputs=(BF16,))
+    found = objections({**HOPPER, "arch": row}, d=FP16)
+    assert [str(objection) for objection in found] == ["dtype: d may be bf16, not fp16"]
+
+
+@pytest.mark.parametrize(
+    ("tile", "warp", "words"),
+    [
+        ((128, 128, 32), (48, 64, 32), "tile.m=128 is not a multiple of warp.m=48"),
+        ((128, 100, 32), (64, 64, 32), "tile.n=100 is not a multiple of warp.n=64"),
+        ((64, 128, 32), (128, 64, 32), "tile.m=64 is not a multiple of warp.m=128"),
+        ((128, 128, 24), (64, 64, 24), "warp.k=24 is not a multiple of the instruction's 16"),
+        ((128, 128, 24), (64, 64, 16), "tile.k=24 is not a multiple of warp.k=16"),
+    ],
+)
+def test_c11_failed_divisions(tile: tuple[int, ...], warp: tuple[int, ...], words: str) -> None:
+    found = objections(AMPERE, tile=Tile(*tile), warp=Tile(*warp))
+    assert words in [objection.reason for objection in found]
+
+
+def test_c12_four_stages_do_not_fit_on_sm_80() -> None:
+    fields: dict[str, Any] = {"tile": Tile(128, 256, 64), "warp": Tile(64, 64, 64)}
+    (objection,) = objections(AMPERE, **fields, stages=4)
+    assert objection == Objection(
+        key="stages",
+        reason="128x256x64 with stages 4 needs 196,608 B of shared memory, sm_80 has 166,912",
+        fix="at most 3 stages fit: 147,456 B",
+    )
+    spec = KernelSpec(**{**AMPERE, **fields, "stages": 3})
+    assert (stages_that_fit(spec), shared_memory(spec, 3), stage_bytes(spec)) == (
+        3,
+        147_456,
+        49_152,
+    )
+
+
+def test_c12_four_stages_fit_on_sm_90a() -> None:
+    spec = KernelSpec(**HOPPER, stages=4)
+    assert stage_bytes(spec) * 4 == 196_608
+    assert 196_608 < shared_memory(spec, 4) <= 232_448
+
+
+@pytest.mark.parametrize("cluster", [(3, 1), (0, 1), (4, 4), (16, 1)])
+def test_c14_clusters_refused_on_sm_90a(cluster: tuple[int, int]) -> None:
+    assert {objection.key for objection in objections(HOPPER, cluster=Cluster(*cluster))} == {
+        "cluster"
+    }
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (8, 1), (1, 8)])
+def test_c14_clusters_accepted_on_sm_90a(cluster: tuple[int, int]) -> None:
+    assert KernelSpec(**HOPPER, cluster=Cluster(*cluster)).cluster == cluster
+
+
+def test_c15_row_by_row_is_legal_for_16_bit() -> None:
+    assert KernelSpec(**AMPERE, layout="rrr").layout == "rrr"
+    assert KernelSpec(**HOPPER, layout="rrr").layout == "rrr"
+
+
+def test_all_broken_rules_come_at_once() -> None:
+    found = objections(AMPERE, swap=True, scheduler="stream_k", warp=None, stages=1)
+    assert [objection.key for objection in found] == ["swap", "scheduler", "warp", "stages"]
+
+
+def test_epilogue_bytes() -> None:
+    assert epilogue_bytes(KernelSpec(**AMPERE)) == 0
+    assert epilogue_bytes(KernelSpec(**HOPPER, store="direct")) == 0
+    bias = (128 + 256) * 2
+    staged = 128 * 32 * 2
+    assert epilogue_bytes(KernelSpec(**HOPPER)) == 2 * staged + bias
+    assert epilogue_bytes(KernelSpec(**HOPPER, bias=False)) == 2 * staged
+    assert epilogue_bytes(KernelSpec(**HOPPER, residual=True)) == 4 * staged + bias
+
+
+def test_accumulator_registers() -> None:
+    assert accumulator_registers(KernelSpec(**AMPERE)) == 128
+    assert accumulator_registers(KernelSpec(**HOPPER)) == 128
+    assert accumulator_registers(KernelSpec(**PINGPONG)) == 96
+    half: dict[str, Any] = {"a": FP16, "b": FP16, "acc": FP16, "d": FP16}
+    assert accumulator_registers(KernelSpec(**PINGPONG, **half)) == 48
+    assert accumulator_registers(KernelSpec(**AMPERE, **half)) == 64
+
+
+def sweep() -> list[dict[str, Any]]:
+    """Kernels legal but for their number of stages, over both architectures."""
+    ampere = [
+        {**AMPERE, "tile": Tile(m, n, k), "warp": Tile(wm, wn, k), "d": d}
+        for m in (64, 128, 256)
+        for n in (64, 128, 256)
+        for k in (32, 64)
+        for wm in (32, 64)
+        for wn in (32, 64)
+        for d in (BF16, FP32)
+        if 2 <= (m // wm) * (n // wn) <= 16
+    ]
+    hopper = [
+        {
+            "arch": SM_90A,
+            "tile": Tile(m, n, k),
+            "schedule": schedule,
+            "store": store,
+            "residual": residual,
+            "d": d,
+        }
+        for schedule, m in (("cooperative", 128), ("cooperative", 256), ("pingpong", 64))
+        for n in (16, 48, 128, 192)
+        for k in (16, 32, 64)
+        for store in ("tma", "direct")
+        for residual in (False, True)
+        for d in (BF16, FP32)
+    ]
+    return ampere + hopper
+
+
+def test_stages_that_fit_agrees_with_the_objections() -> None:
+    """Each number of stages up to the largest that fits is legal, the next one is not."""
+    counts = set()
+    for fields in sweep():
+        alignment = Alignment(8, 8, 16 // fields["d"].bytes)
+        smallest = KernelSpec(**{**fields, "alignment": alignment, "stages": 2})
+        most = stages_that_fit(smallest)
+        counts.add(most)
+        arch: Architecture = fields["arch"]
+        for stages in range(2, most + 1):
+            legal = dataclasses.replace(smallest, stages=stages)
+            assert shared_memory(legal, stages) <= arch.smem_per_block
+        (objection,) = objections(
+            {**fields, "alignment": alignment},
+            stages=most + 1,
+        )
+        assert objection.key == "stages"
+        if most < MAX_STAGES:
+            assert objection.fix.startswith(f"at most {most} stages fit: ")
+            assert f"{shared_memory(smallest, most + 1):,} B" in objection.reason
+            assert shared_memory(smallest, most + 1) > arch.smem_per_block
+    assert min(counts) >= 2
+    assert max(counts) == MAX_STAGES
+
+
+def call(**fields: Any) -> GemmProblem:
+    return GemmProblem(**{"m": 64, "n": 64, "k": 64, "a": BF16, "b": BF16, "d": BF16, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        (
+            {"a": FP16, "b": FP16},
+            "the kernel computes bf16 @ bf16 -> bf16, the call is fp16 @ fp16 -> bf16",
+        ),
+        ({"layout": "rrr"}, "the kernel's layout is rcr, the strides of the call are rrr"),
+        ({"layout": "rcc", "n": 1}, ""),
+        ({"residual": True}, "the kernel has no residual (epilogue.residual is false)"),
+        (
+            {"b_align": 4},
+            (
+                "b: address, row stride or batch stride divides by 4 B only,"
+                " the kernel needs 16 B (8 elements of bf16)"
+            ),
+        ),
+    ],
+)
+def test_calls_that_a_kernel_cannot_take(fields: dict[str, Any], words: str) -> None:
+    assert misfit(KernelSpec(**HOPPER), call(**fields)) == words
+
+
+def test_a_kernel_without_bias_and_a_2x_kernel_with_both() -> None:
+    plain = KernelSpec(**HOPPER, bias=False)
+    assert misfit(plain, call(bias=True)) == "the kernel has no bias (epilogue.bias is false)"
+    both = KernelSpec(**AMPERE, residual=True)
+    assert misfit(both, call(bias=True, residual=True)) == (
+        "2.x kernels add a bias or a residual in one call, not both"
+    )
+    assert misfit(KernelSpec(**HOPPER, residual=True), call(bias=True, residual=True)) == ""
