@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gemmsmith import nn
+from gemmsmith.conversion import convert
+
+
+class Block(torch.nn.Module):
+    """An embedding with a tied head, two layers that fit and some that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(32, 16)
+        self.up = torch.nn.Linear(16, 64)
+        self.down = torch.nn.Linear(64, 16, bias=False)
+        self.head = torch.nn.Linear(16, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.down(self.up(self.embed(ids))))
+        return logits
+
+
+def block() -> Block:
+    torch.manual_seed(3)
+    model = Block().to(torch.bfloat16).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randint(-1, 2, parameter.shape))
+    return model
+
+
+def test_swaps_in_place_with_the_same_values() -> None:
+    model, ids = block(), torch.arange(32)
+    up = model.up
+    with torch.no_grad():
+        x = model.embed(ids).double()
+        x = (x @ up.weight.double().t() + up.bias.double()).bfloat16().double()
+        x = (x @ model.down.weight.double().t()).bfloat16().double()
+        want = (x @ model.head.weight.double().t()).bfloat16()
+        convert(model)
+        assert torch.equal(model(ids), want)
+    assert model.up is up
+    assert all(type(layer) is nn.Linear for layer in (model.up, model.down, model.head))
+
+
+def test_report_counts_flops_and_names_the_tie() -> None:
+    report = convert(block())
+    assert [(layer.name, layer.n, layer.k) for layer in report.swapped] == [
+        ("up", 64, 16),
+        ("down", 16, 64),
+        ("head", 32, 16),
+    ]
+    assert [layer.flops_per_token for layer in report.swapped] == [2048, 2048, 1024]
+    assert [layer.tied_to for layer in report.swapped] == ["", "", "embed.weight"]
+    assert report.left == ()
+    assert report.converted_flops_share == 1
+    text = str(report)
+    assert "3 linear layers swapped, 0 left: 100.0% of the linear FLOPs" in text
+    assert "head (tied to embed.weight)" in text
+
+
+def test_the_tie_and_the_state_survive() -> None:
+    model = block()
+    keys = list(model.state_dict())
+    convert(model)
+    assert model.head.weight is model.embed.weight
+    assert list(model.state_dict()) == keys
+    model.to(torch.float16)
+    assert model.head.weight is model.embed.weight
+
+
+def test_float32_is_left_with_what_to_do() -> None:
+    report = convert(block().float())
+    assert report.swapped == ()
+    assert report.converted_flops_share == 0
+    assert {layer.reason for layer in report.left} == {
+        "dtype torch.float32 has no kernel; model.to(torch.bfloat16) first"
+    }
+
+
+def test_sizes_that_do_not_divide_are_left_with_the_numbers() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 16), torch.nn.Linear(16, 12), torch.nn.Linear(16, 16)
+    ).half()
+    report = convert(model)
+    assert [layer.name for layer in report.swapped] == ["2"]
+    assert {layer.name: layer.reason for layer in report.left} == {
+        "0": "K=20 is not a multiple of 8; pad the weight to 24",
+        "1": "N=12 is not a multiple of 8; pad the weight to 16",
+    }
+    assert report.converted_flops_share == pytest.approx(256 / (256 + 320 + 192))
+    assert "left 0: K=20" in str(report)
+
+
+def test_subclasses_keep_their_own_forward() -> None:
+    class Lora(torch.nn.Linear):
+        pass
+
+    model = torch.nn.Sequential(Lora(16, 16), torch.nn.Linear(16, 16)).bfloat16()
+    report = convert(model)
+    assert type(model[0]) is Lora
+    assert [layer.name for layer in report.swapped] == ["1"]
+    assert "Lora, not exactly a torch.nn.Linear" in report.left[0].reason
+
+
+def test_a_replaced_forward_is_not_undone() -> None:
+    linear = torch.nn.Linear(16, 16).bfloat16()
+    vars(linear)["forward"] = torch.nn.Identity()
+    report = convert(torch.nn.Sequential(linear))
+    assert type(linear) is torch.nn.Linear
+    assert "forward is replaced on the object" in report.left[0].reason
+
+
+def test_bias_of_another_dtype_is_left() -> None:
+    linear = torch.nn.Linear(16, 16).bfloat16()
+    linear.bias = torch.nn.Parameter(linear.bias.float())
+    reason = convert(torch.nn.Sequential(linear)).left[0].reason
+    assert reason == "bias is torch.float32, weight is torch.bfloat16; give both one dtype"
+
+
+def test_a_shared_layer_is_swapped_for_both_holders() -> None:
+    shared = torch.nn.Linear(16, 16).bfloat16()
+    first = torch.nn.Sequential(shared)
+    model = torch.nn.ModuleDict({"a": first, "b": shared})
+    report = convert(model)
+    assert len(report.swapped) == 1
+    assert type(first[0]) is nn.Linear
+    assert model["b"] is first[0]
+
+
+def test_hooks_stay() -> None:
+    model, seen = block(), []
+    model.up.register_forward_hook(lambda *_: seen.append("up"))
+    convert(model)
+    with torch.no_grad():
+        model(torch.arange(4))
+    assert seen == ["up"]
+
+
+def test_a_second_conversion_finds_all_done() -> None:
+    model = block()
+    convert(model)
+    report = convert(model)
+    assert report.swapped == report.left == ()
+    assert [layer.name for layer in report.already] == ["up", "down", "head"]
+    assert report.converted_flops_share == 1
+    assert "3 ran on gemmsmith before" in str(report)
+
+
+def test_the_model_may_be_one_layer() -> None:
+    model = torch.nn.Linear(16, 8).bfloat16()
+    report = convert(model)
+    assert type(model) is nn.Linear
+    assert report.swapped[0].name == ""
+    assert "(the model)" in str(report)
+
+
+def test_a_model_without_layers() -> None:
+    report = convert(torch.nn.ReLU())
+    assert report.converted_flops_share == 0
+    assert str(report).startswith("0 linear layers swapped, 0 left")

