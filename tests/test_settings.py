@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from gemmsmith.errors import SettingError
 from gemmsmith.settings import settings
 

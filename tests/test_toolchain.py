@@ -7,17 +7,17 @@ import dataclasses
 import importlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fake_tools import bare_machine, fake_gxx, fake_nvcc, lay_wheels, script
 from gemmsmith.arch import SM_80, SM_90A
 from gemmsmith.errors import ToolchainError
 from gemmsmith.host_compiler import newest_gcc
 from gemmsmith.resources import cutlass_include_dirs
 from gemmsmith.toolchain import find_toolchain
 
-HEADERS = ("cuda_runtime.h", "crt/host_config.h", "cccl/cuda/std/utility")
 TINY = """\
 #include "cutlass/gemm/device/gemm.h"
 using Half = cutlass::half_t;
@@ -30,49 +30,10 @@ extern "C" int tiny(Half* a, Half* b, float* d) {
 """
 
 
-def script(path: Path, says: str, *, code: int = 0) -> Path:
-    """A program that prints ``says``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {code}\n")
-    path.chmod(0o755)
-    return path
-
-
-def fake_nvcc(path: Path, release: str = "13.0.88") -> Path:
-    short = release.rpartition(".")[0]
-    return script(path, f"Cuda compilation tools, release {short}, V{release}")
-
-
-def fake_gxx(path: Path, version: str = "12.2.0") -> Path:
-    line = f"g++ (Debian {version}-14+deb12u1) {version}"
-    return script(path, f"{line}\nCopyright (C) 2022 Free Software Foundation, Inc.")
-
-
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder that alone is on PATH after /bin's shell tools; no variable names a tool."""
-    for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "GEMMSMITH_CXX", "GEMMSMITH_NVCC"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "my tools"
-    folder.mkdir()
-    (folder / "cat").symlink_to("/bin/cat")
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    importlib.invalidate_caches()
-    return folder
-
-
-def lay_wheels(site: Path) -> Path:
-    """The files of NVIDIA's CUDA 13 wheels that matter, under ``site``; returns their root."""
-    root = site / "nvidia" / "cu13"
-    fake_nvcc(root / "bin" / "nvcc")
-    script(root / "nvvm" / "bin" / "cicc", "")
-    for name in (*(f"include/{header}" for header in HEADERS), "lib/libcudart_static.a"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-    for name in ("cuobjdump", "nvdisasm"):
-        script(root / "bin" / name, name)
-    return root
+    """The one folder on PATH of a machine that has nothing."""
+    return bare_machine(monkeypatch, tmp_path)
 
 
 def test_places_are_tried_in_order(

@@ -40,7 +40,7 @@ class Settings:
     launcher: LauncherName
     """How kernel libraries are called (``GEMMSMITH_LAUNCHER``)."""
     smollm2: Path | None
-    """The GGUF file of SmolLM2-135M-Instruct, in place of the PyPI package (``GEMMSMITH_SMOLLM2``)."""
+    """GGUF file of SmolLM2-135M-Instruct to use for the PyPI package's (``GEMMSMITH_SMOLLM2``)."""
 
 
 def settings() -> Settings:

@@ -10,16 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmsmith.arch import Architecture
+from gemmsmith.cuda import dotted, find_cuda, target_objection
 from gemmsmith.errors import ToolchainError
 from gemmsmith.host_compiler import find_host_compiler
-from gemmsmith.nvcc import (
-    WHEELS,
-    find_nvcc,
-    nvcc_layout,
-    nvcc_release,
-    package_folders,
-    wheel_roots,
-)
+from gemmsmith.nvcc import package_folders, wheel_roots
 from gemmsmith.programs import find_program
 from gemmsmith.settings import settings
 
@@ -30,15 +24,6 @@ _HIDDEN_INPUTS = (  # nvcc or g++ would take flags and headers from these
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
-)
-_HEADERS = (
-    ("include", "cuda_runtime.h", "nvidia-cuda-runtime"),
-    ("include", "crt/host_config.h", "nvidia-cuda-crt"),
-    ("include/cccl", "cuda/std/utility", "nvidia-cuda-cccl"),
-)
-_LIBRARIES = (
-    ("lib64", "libcudart_static.a", "nvidia-cuda-runtime"),
-    ("lib", "libcudart_static.a", "nvidia-cuda-runtime"),
 )
 
 
@@ -93,16 +78,12 @@ class Toolchain:
 
     def check_target(self, arch: Architecture) -> None:
         """Raise ToolchainError where this toolkit cannot compile for ``arch``."""
-        if self.version < arch.first_toolkit:
-            need = f"CUDA {_dotted(arch.first_toolkit)} or newer"
-        elif arch.last_toolkit is not None and self.version > arch.last_toolkit:
-            need = f"CUDA {_dotted(arch.last_toolkit)} or older"
-        else:
-            return
-        raise ToolchainError(
-            f"{arch.name} needs {need}; found {_dotted(self.version)} at {self.nvcc}; "
-            "set GEMMSMITH_NVCC to the nvcc of such a toolkit"
-        )
+        objection = target_objection(self.version, arch)
+        if objection is not None:
+            raise ToolchainError(
+                f"{objection}; found {dotted(self.version)} at {self.nvcc}; "
+                "set GEMMSMITH_NVCC to the nvcc of such a toolkit"
+            )
 
 
 def find_toolchain(nvcc: Path | None = None) -> Toolchain:
@@ -116,64 +97,27 @@ def find_toolchain(nvcc: Path | None = None) -> Toolchain:
             toolkit from PyPI is missing.
         SettingError: where an environment variable is not legal.
     """
-    origin, path = find_nvcc(nvcc)
-    release = nvcc_release(path)
-    major, minor = release.split(".")[:2]
-    version = (int(major), int(minor))
-    layout = nvcc_layout(path)
-    if origin == WHEELS:
-        _check_wheels(layout.root)
-    host = find_host_compiler(version, settings().host_compiler)
+    cuda = find_cuda(nvcc)
+    host = find_host_compiler(cuda.version, settings().host_compiler)
     return Toolchain(
-        nvcc=path,
-        version=version,
-        release=release,
-        origin=origin,
+        nvcc=cuda.nvcc,
+        version=cuda.version,
+        release=cuda.release,
+        origin=cuda.origin,
         host_compiler=host.path,
         host_version=host.version,
-        include_dirs=_unknown(_HEADERS, layout.root, layout.include_dirs),
-        library_dirs=_unknown(_LIBRARIES, layout.root, layout.library_dirs),
-        cuobjdump=find_binary_tool("cuobjdump", layout.root),
-        nvdisasm=find_binary_tool("nvdisasm", layout.root),
+        include_dirs=cuda.include_dirs,
+        library_dirs=cuda.library_dirs,
+        cuobjdump=find_binary_tool("cuobjdump", cuda.root),
+        nvdisasm=find_binary_tool("nvdisasm", cuda.root),
     )
 
 
-def find_binary_tool(name: str, root: Path) -> Path | None:
-    """Return ``name`` beside nvcc, in the wheels, on PATH, or among triton's tools; else None."""
-    places: list[Path | str] = [root / "bin" / name]
-    places += [wheel / "bin" / name for wheel in wheel_roots()]
+def find_binary_tool(name: str, root: Path | None) -> Path | None:
+    """Return ``name`` of the toolkit ``root``, the wheels, PATH or triton; None if nowhere."""
+    roots = wheel_roots() if root is None else (root, *wheel_roots())
+    places: list[Path | str] = [folder / "bin" / name for folder in roots]
     places.append(name)
     places += [folder / "backends/nvidia/bin" / name for folder in package_folders("triton")]
     found = (find_program(place) for place in places)
     return next((path for path in found if path is not None), None)
-
-
-def _unknown(
-    parts: tuple[tuple[str, str, str], ...], root: Path, known: tuple[Path, ...]
-) -> tuple[Path, ...]:
-    """Folders of the toolkit whose marker file exists there and in no folder known to nvcc.
-
-    The wheels' nvcc looks for libraries in lib64; the wheels have lib.
-    """
-    folders: list[Path] = []
-    for place, marker, _ in parts:
-        seen = any((folder / marker).is_file() for folder in (*known, *folders))
-        if not seen and (root / place / marker).is_file():
-            folders.append(root / place)
-    return tuple(folders)
-
-
-def _check_wheels(root: Path) -> None:
-    """Raise where a package is missing that nvcc needs: it depends on none of them."""
-    parts = (("nvvm/bin", "cicc", "nvidia-nvvm"), *_HEADERS, _LIBRARIES[-1])
-    missing = {package for place, part, package in parts if not (root / place / part).is_file()}
-    if missing:
-        raise ToolchainError(
-            f"the CUDA toolkit from PyPI at {root} is incomplete: install "
-            f"{', '.join(sorted(missing))} of nvcc's version into the same Python "
-            "(pip install 'gemmsmith[toolchain]')"
-        )
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,115 @@
+"""Findings about what runs kernels: torch, the driver and the GPUs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from gemmsmith.arch import architecture_of
+from gemmsmith.cuda import dotted
+from gemmsmith.doctor.report import Finding
+from gemmsmith.doctor.tools import toolchain
+from gemmsmith.errors import NoDeviceError, ToolchainError, UnknownArchitectureError
+from gemmsmith.nvml import Device, detect_architecture, devices
+
+
+def torch() -> Finding:
+    """torch's version and CUDA, read from its files, and whether that fits nvcc."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            name="torch",
+            status="warning",
+            found="not installed: kernels can be built, not called",
+            fix="pip install 'gemmsmith[torch]'",
+        )
+    cuda = _torch_cuda()
+    if cuda is None:
+        return Finding(
+            name="torch",
+            status="warning",
+            found=f"{version}, built without CUDA: kernels can be built, not called",
+            fix="install a build of torch for CUDA",
+        )
+    tools = toolchain()
+    found = f"{version}, for CUDA {cuda}"
+    if tools is not None and cuda.split(".")[0] != str(tools.version[0]):
+        return Finding(
+            name="torch",
+            status="warning",
+            found=f"{found}, while nvcc is {tools.release} at {tools.nvcc}: "
+            "its kernels may need a newer driver than torch does",
+            fix=f"set GEMMSMITH_NVCC to an nvcc of CUDA {cuda.split('.')[0]}, or install torch "
+            f"for CUDA {tools.version[0]}",
+        )
+    return Finding(name="torch", status="ok", found=found)
+
+
+def gpus() -> Finding:
+    """The visible GPUs, and whether they and their driver run what would be built."""
+    try:
+        found = devices()
+        if not found:
+            detect_architecture()  # says why none is visible
+    except NoDeviceError as error:
+        return Finding(
+            name="GPU",
+            status="warning",
+            found=str(error),
+            fix="name the architecture when building here, and run on a machine with a GPU",
+        )
+    listed = ", ".join(
+        f"{device.name} (sm_{device.capability[0]}{device.capability[1]})" for device in found
+    )
+    text = f"{listed}; driver {found[0].driver}, up to CUDA {dotted(found[0].cuda)}"
+    wrong = [problem for problem in map(_problem, found) if problem]
+    if wrong:
+        return Finding(
+            name="GPU", status="warning", found=f"{text}; {wrong[0][0]}", fix=wrong[0][1]
+        )
+    return Finding(name="GPU", status="ok", found=text)
+
+
+def _problem(device: Device) -> tuple[str, str] | None:
+    """Why a kernel built here would not run on ``device``, and what to do; None where it would."""
+    try:
+        arch = architecture_of(device.capability)
+    except UnknownArchitectureError as error:
+        return str(error), "use a GPU of another generation"
+    tools = toolchain()
+    if tools is None:
+        return None
+    try:
+        tools.check_target(arch)
+    except ToolchainError as error:
+        return str(error), "install such a toolkit"
+    if tools.version[0] > device.cuda[0]:
+        return (
+            f"the driver is too old for kernels of CUDA {dotted(tools.version)}",
+            f"update the driver, or set GEMMSMITH_NVCC to an nvcc of CUDA {device.cuda[0]}",
+        )
+    return None
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA version that torch was built for, without importing torch (seconds)."""
+    spec = PathFinder.find_spec("torch")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        text = _read(Path(folder) / "version.py")
+        line = re.search(r"^cuda\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
+        value = ast.literal_eval(line.group(1)) if line else None
+        if value is not None:
+            return str(value)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
