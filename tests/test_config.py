@@ -525,6 +525,16 @@ def test_an_objection_stands_at_the_key_of_the_kernel_or_family(tmp_path: Path) 
         ("families: []\n", 1, "families: [] has 0 entries; write families: followed by entries"),
         ("families: 3\n", 1, "families: 3 does not fit; write families: followed by entries"),
         ("families:\n  - 3\n", 2, "3 does not fit; write families: followed by entries"),
+        (
+            "families:\n  - {name: f, kernels: bf16}\n",
+            2,
+            "kernels: 'bf16' does not fit; write kernels:",
+        ),
+        (
+            "families:\n  - {name: f, kernels: [3]}\n",
+            2,
+            "kernels[1]: 3 does not fit; write kernels:",
+        ),
         ("families: [}\n", 1, "is not valid YAML: while parsing a flow"),
         ("families:\n\t- a\n", 2, "is not valid YAML: while scanning for the next token"),
         ("a: 1\n---\nb: 2\n", 2, "is not valid YAML: expected a single document"),

@@ -333,6 +333,15 @@ def test_epilogue_bytes() -> None:
     assert epilogue_bytes(KernelSpec(**HOPPER, residual=True)) == 4 * staged + bias
 
 
+def test_shared_memory_of_a_block() -> None:
+    loads = 2 * 49_152
+    assert shared_memory(KernelSpec(**{**AMPERE, "tile": Tile(128, 128, 32)}), 4) == 4 * 16_384
+    assert shared_memory(KernelSpec(**HOPPER), 2) == loads + 2 * 128 * 32 * 2 + 384 * 2 + 1024
+    assert shared_memory(KernelSpec(**HOPPER, store="direct"), 2) == loads + 1024
+    reused = KernelSpec(arch=SM_90A, tile=Tile(64, 128, 64), schedule="warp_specialized")
+    assert shared_memory(reused, 2) == 2 * (64 + 128) * 2 * 64 + 1024
+
+
 def test_accumulator_registers() -> None:
     assert accumulator_registers(KernelSpec(**AMPERE)) == 128
     assert accumulator_registers(KernelSpec(**HOPPER)) == 128
@@ -363,7 +372,7 @@ def sweep() -> list[dict[str, Any]]:
             "residual": residual,
             "d": d,
         }
-        for schedule, m in (("cooperative", 128), ("cooperative", 256), ("pingpong", 64))
+        for schedule, m in (("cooperative", 128), ("pingpong", 64), ("warp_specialized", 64))
         for n in (16, 48, 128, 192)
         for k in (16, 32, 64)
         for store in ("tma", "direct")

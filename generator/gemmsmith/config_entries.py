@@ -127,14 +127,13 @@ def _kernels(
     """Yield the kernels of one family; those with broken keys are left out."""
     path: KeyPath = ("families", place)
     inside = [loc[2:] for loc in broken if loc[:2] == path]
-    bad = {loc[1] for loc in inside if loc[:1] == ("kernels",) and len(loc) > 1}
-    listed = block.get("kernels") if isinstance(block, dict) else None
-    sound = [at for at in range(len(listed or ())) if at not in bad]
-    of_family = [loc for loc in inside if loc[:1] != ("kernels",) or len(loc) == 1]
-    if not isinstance(block, dict) or (listed and not sound):
-        return
-    if any(loc != ("kernels",) for loc in of_family) or (of_family and not listed):
+    if not isinstance(block, dict) or any(
+        loc[:1] != ("kernels",) or len(loc) == 1 for loc in inside
+    ):
         return  # what follows from a wrong family key would be wrong too
+    bad = {loc[1] for loc in inside}
+    listed = block.get("kernels")
+    sound = [at for at in range(len(listed or ())) if at not in bad]
     family = FamilyKeys.model_validate(
         {**block, "kernels": [listed[at] for at in sound]} if listed else block
     )
