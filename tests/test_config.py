@@ -533,7 +533,7 @@ def test_an_objection_stands_at_the_key_of_the_kernel_or_family(tmp_path: Path) 
         (
             "families:\n  - {name: f, kernels: [3]}\n",
             2,
-            "kernels[1]: 3 does not fit; write kernels:",
+            "3 does not fit; write kernels:",
         ),
         ("families: [}\n", 1, "is not valid YAML: while parsing a flow"),
         ("families:\n\t- a\n", 2, "is not valid YAML: while scanning for the next token"),
