@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from gemmsmith import nvml
+import gemmsmith
+from gemmsmith import bench, nvml
+from gemmsmith.dtypes import BF16
 from gemmsmith.errors import MeasureError
 from gemmsmith.graphs import GraphTimer
 from gemmsmith.measure import compare, copy_bandwidth, matmul_peak, normal, self_test
+from gemmsmith.report_text import row_line
 from gemmsmith.rounds import Policy
 
 pytestmark = pytest.mark.gpu
@@ -69,6 +76,49 @@ def test_ceilings_are_those_of_a_gpu() -> None:
         assert 600 < peak < 989
 
 
+class TorchKernels:
+    """A set of kernels that are torch's own matmul, one of them leaving out the last columns."""
+
+    names = ("right", "wrong")
+
+    def __init__(self, columns: int | None = None) -> None:
+        self.columns = columns
+
+    def __getitem__(self, name: str) -> TorchKernels:
+        return TorchKernels(-8 if name == "wrong" else None)
+
+    @property
+    def gemm(self) -> TorchKernels:
+        return self
+
+    def misfit(self, a: torch.Tensor, b: torch.Tensor) -> str:
+        return ""
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if out is None:
+            return torch.mm(a, b)
+        if self.columns is None:
+            return torch.mm(a, b, out=out)
+        out[:, : self.columns] = torch.mm(a, b)[:, : self.columns]
+        return out
+
+
+@pytest.mark.parametrize("m", [1, 300, 4096])
+def test_bench_finds_torch_as_fast_as_torch(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemmsmith, "last_kernel", lambda: SimpleNamespace(name="torch's"))
+    case = bench.BenchCase(model="test", op="square", m=m, n=4096, k=4096, dtype=BF16)
+    kernels = TorchKernels()
+    (row,) = bench.bench_gemm([case], kernels=kernels, alone=kernels)
+    print(row_line(row), row.comparison.converged, row.comparison.seconds)
+    assert row.wrong == {"wrong": f"{8 * m} of {4096 * m} elements are NaN or were not written"}
+    assert set(row.comparison.samples) == {"torch", "gemmsmith", "right"}
+    assert row.ratio is not None
+    assert row.ratio.median == pytest.approx(1.0, abs=0.03)
+    assert row.kernel == "torch's"
+
+
 def test_readings_are_stored_beside_the_times() -> None:
     a = normal(4096, 4096, dtype=torch.bfloat16)
     out = torch.empty_like(a)
@@ -87,9 +137,6 @@ def test_torch_and_the_driver_agree_on_the_device() -> None:
 
 
 def test_the_driver_is_asked_without_starting_cuda() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import torch, gemmsmith.nvml as n; n.detect_architecture(); n.reading(n.devices()[0]);"
         "assert not torch.cuda.is_initialized()"

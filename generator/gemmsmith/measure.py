@@ -52,7 +52,7 @@ def compare(
 def rotating(
     make: Callable[[], T], bytes_per_set: float, at_least: float = ROTATED_BYTES
 ) -> tuple[T, ...]:
-    """Return as many sets from ``make`` as hold ``at_least`` bytes together: no cache keeps them."""
+    """Return so many sets from ``make`` that they hold ``at_least`` bytes: more than a cache."""
     return tuple(make() for _ in range(max(1, math.ceil(at_least / bytes_per_set))))
 
 

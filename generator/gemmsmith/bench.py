@@ -1,0 +1,305 @@
+"""Benchmark of gemmsmith's GEMMs beside torch's ``F.linear`` on the shapes of real models."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+import gemmsmith
+from gemmsmith import nvml, peers
+from gemmsmith.dtypes import BF16, FP16, DType, parse_dtype
+from gemmsmith.errors import GemmsmithError, MeasureError, NoDeviceError, NoKernelError
+from gemmsmith.graphs import Arm
+from gemmsmith.measure import SelfTest, compare, copy_bandwidth, matmul_peak, self_test
+from gemmsmith.model_shapes import ModelShapes, load_model
+from gemmsmith.report import OURS, TORCH, BenchReport, BenchRow, Environment
+from gemmsmith.report_text import row_line
+from gemmsmith.resources import configs_dir
+from gemmsmith.rounds import Policy
+
+__all__ = ["SelfTest", "bench_gemm", "plan_cases", "run_bench", "self_test"]
+
+DEFAULT_M = (1, 16, 64, 512, 2048, 8192)
+"""Tokens at a time: decode of one and of some sequences, short and long prefill."""
+_FP16_SPOTS = (1, 64, 512, 2048)  # M for each weight in turn, where no dtype is asked for
+_RETIRE_ABOVE = 1.3
+_TORCH_DTYPES: Mapping[DType, torch.dtype] = {BF16: torch.bfloat16, FP16: torch.float16}
+
+
+class Kernel(peers.Gemm, Protocol):
+    """One kernel of a set."""
+
+    def misfit(self, a: torch.Tensor, b: torch.Tensor) -> str:
+        """Return why it cannot run on these operands; empty where it can."""
+        ...
+
+
+class Kernels(Protocol):
+    """What a benchmark needs of a :class:`gemmsmith.KernelSet`."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def gemm(self) -> peers.Gemm: ...
+
+    def __getitem__(self, name: str) -> Kernel: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCase:
+    """One shape to measure: y (m, n) = x (m, k) @ w (n, k).T."""
+
+    model: str
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: DType
+
+
+def plan_cases(
+    model: ModelShapes, *, dtype: DType | None = None, m: Sequence[int] | None = None
+) -> tuple[BenchCase, ...]:
+    """Return the shapes to measure for a model, small M first.
+
+    ``dtype`` None means bf16 everywhere, and fp16 too at four spots. ``m`` None means
+    :data:`DEFAULT_M`.
+    """
+    tokens = sorted(set(DEFAULT_M if m is None else m))
+    cases = [
+        BenchCase(model=model.model, op=s.op, m=size, n=s.n, k=s.k, dtype=dtype or BF16)
+        for size in tokens
+        for s in model.shapes
+    ]
+    if dtype is None:
+        cases += [
+            BenchCase(model=model.model, op=s.op, m=size, n=s.n, k=s.k, dtype=FP16)
+            for s, size in zip(model.shapes, _FP16_SPOTS, strict=False)
+            if size in tokens
+        ]
+    return tuple(cases)
+
+
+def bench_gemm(
+    cases: Sequence[BenchCase],
+    *,
+    kernels: Kernels | None = None,
+    alone: Kernels | None = None,
+    seconds_per_shape: float = 1.5,
+) -> Iterator[BenchRow]:
+    """Yield each case measured, once its result has been compared with a float64 product.
+
+    Args:
+        cases: Shapes to measure, on torch's current CUDA device.
+        kernels: The set that gemmsmith's arm chooses from; None: :func:`gemmsmith.gemm`.
+        alone: Set of which every fitting kernel gets an arm of its own; None: none.
+        seconds_per_shape: Time for one shape's rounds; kernels that are far behind get few.
+
+    Raises:
+        NoDeviceError: where there is no GPU.
+        MeasureError: where an arm cannot be captured in a CUDA graph.
+    """
+    if not torch.cuda.is_available():
+        raise NoDeviceError("a benchmark needs a GPU and a CUDA build of torch; found none")
+    for case in cases:
+        yield _measure(case, kernels, alone, seconds_per_shape)
+        torch.cuda.empty_cache()
+
+
+def _measure(
+    case: BenchCase, kernels: Kernels | None, alone: Kernels | None, seconds: float
+) -> BenchRow:
+    inputs = peers.make_inputs(case.m, case.n, case.k, _TORCH_DTYPES[case.dtype])
+    checked = check_arms(inputs, gemmsmith.gemm if kernels is None else kernels.gemm, alone)
+    policy = Policy(seconds=seconds, retire_above=_RETIRE_ABOVE if alone else None)
+    keep = [arm for arm in (TORCH, OURS) if arm in checked.arms]
+    return BenchRow(
+        model=case.model,
+        op=case.op,
+        m=case.m,
+        n=case.n,
+        k=case.k,
+        dtype=case.dtype.name,
+        element_bytes=case.dtype.bytes,
+        comparison=compare(checked.arms, baseline=TORCH, keep=keep, policy=policy),
+        kernel=checked.kernel,
+        wrong=checked.wrong,
+        missing=checked.missing,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedArms:
+    """The arms of one shape that may be timed, and what became of the others."""
+
+    arms: Mapping[str, Arm]
+    """torch, and each arm whose result is right."""
+    wrong: Mapping[str, str]
+    """Arms whose result is wrong or that failed, and how."""
+    kernel: str
+    """The kernel that gemmsmith chose."""
+    missing: str
+    """Why gemmsmith has no kernel here; empty where it has."""
+
+
+def check_arms(inputs: peers.Inputs, gemm: peers.Gemm, alone: Kernels | None) -> CheckedArms:
+    """Return the arms for ``inputs`` whose results are right on NaN-poisoned memory."""
+    right = peers.reference(inputs.x, inputs.weights[0])
+    arms: dict[str, Arm] = {TORCH: peers.torch_arm(inputs)}
+    wrong: dict[str, str] = {}
+    kernel = missing = ""
+    try:
+        why = _fault(gemm, inputs, right)
+        kernel = _last_kernel()
+        if why:
+            wrong[OURS] = f"{kernel}: {why}"
+        else:
+            arms[OURS] = peers.gemm_arm(gemm, inputs)
+    except NoKernelError as error:
+        missing = str(error)
+    for name, one in _fitting(alone, inputs):
+        if why := _fault(one, inputs, right, name):
+            wrong[name] = why
+        else:
+            arms[name] = peers.kernel_arm(one, inputs)
+    return CheckedArms(arms=arms, wrong=wrong, kernel=kernel, missing=missing)
+
+
+def _fitting(kernels: Kernels | None, inputs: peers.Inputs) -> Iterator[tuple[str, Kernel]]:
+    """Yield the kernels that can do what torch does with ``inputs``, by name."""
+    if kernels is None:
+        return
+    for name in kernels.names:
+        kernel = kernels[name]
+        if "_out" in name:  # D of another type than A: no rival of F.linear
+            continue
+        if not kernel.misfit(inputs.x, inputs.weights[0].t()):
+            yield name, kernel
+
+
+def _fault(gemm: peers.Gemm, inputs: peers.Inputs, right: peers.Reference, kernel: str = "") -> str:
+    """Return what is wrong with what ``gemm`` writes over NaN; empty where it is right.
+
+    ``kernel`` is the name of the one that runs; empty: the choice of ``gemm``.
+    """
+    try:
+        gemm(inputs.x, inputs.weights[0].t(), out=inputs.poisoned())
+    except NoKernelError:
+        raise
+    except GemmsmithError as error:
+        return f"{type(error).__name__}: {error}"
+    return peers.fault(inputs.out, right, half_sums="_accfp16_" in (kernel or _last_kernel()))
+
+
+def _last_kernel() -> str:
+    record = gemmsmith.last_kernel()
+    return "" if record is None else str(record.name)
+
+
+def run_bench(
+    model: str,
+    *,
+    dtype: str | None = None,
+    m: Sequence[int] | None = None,
+    all_kernels: bool = False,
+    json_path: Path | None = None,
+    seconds_per_shape: float = 1.5,
+    kernels: Path | str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BenchReport:
+    """Return the measured shapes of a model; see :mod:`gemmsmith.report_text` for its tables.
+
+    Args:
+        model: Name of a model of ``configs/models``, or a path to such a file.
+        dtype: ``bf16`` or ``fp16``; None: bf16, and fp16 at four spots.
+        m: Tokens at a time; None: :data:`DEFAULT_M`.
+        all_kernels: Whether every fitting kernel gets an arm of its own.
+        json_path: File for all raw numbers, written anew after each shape.
+        seconds_per_shape: Time for one shape's rounds.
+        kernels: Configuration to choose kernels from; None: the kernels of gemmsmith.
+        progress: Called with one line after each shape.
+
+    Raises:
+        ConfigError: where the model or the configuration cannot be read.
+        MeasureError: where ``dtype`` or ``m`` is none that can be measured.
+        NoDeviceError: where there is no GPU.
+    """
+    cases = plan_cases(load_model(model), dtype=_dtype(dtype), m=_tokens(m))
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+    environment = _environment()
+    own = None if kernels is None else gemmsmith.load(kernels)
+    alone = (own or gemmsmith.load(configs_dir() / "kernels")) if all_kernels else None
+    for used in {id(used): used for used in (own, alone) if used is not None}.values():
+        used.build()
+    rows: list[BenchRow] = []
+    for row in bench_gemm(cases, kernels=own, alone=alone, seconds_per_shape=seconds_per_shape):
+        rows.append(row)
+        progress(row_line(row))
+        report = BenchReport(environment=environment, rows=tuple(rows))
+        if json_path is not None:
+            json_path.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    return BenchReport(environment=environment, rows=tuple(rows))
+
+
+def _dtype(word: str | None) -> DType | None:
+    if word is None:
+        return None
+    try:
+        dtype = parse_dtype(word)
+    except KeyError:
+        dtype = None
+    if dtype not in _TORCH_DTYPES:
+        legal = ", ".join(known.name for known in _TORCH_DTYPES)
+        raise MeasureError(f"dtype {word!r} cannot be measured; use one of {legal}")
+    return dtype
+
+
+def _tokens(m: Sequence[int] | None) -> Sequence[int] | None:
+    if m is not None and (not m or min(m) < 1):
+        raise MeasureError(f"m {list(m)} cannot be measured; give numbers of tokens from 1 up")
+    return m
+
+
+def _environment() -> Environment:
+    if not torch.cuda.is_available():
+        raise NoDeviceError("a benchmark needs a GPU and a CUDA build of torch; found none")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found = nvml.devices()
+    return Environment(
+        gpu=properties.name,
+        sm_count=properties.multi_processor_count,
+        driver=found[0].driver if found else "unknown",
+        torch=str(torch.__version__),
+        cuda=str(torch.version.cuda),
+        cutlass=importlib.metadata.version("nvidia-cutlass"),
+        gemmsmith=gemmsmith.__version__,
+        commit=_commit(Path(gemmsmith.__file__).resolve().parents[2]),
+        copy_gbs=copy_bandwidth(),
+        matmul_tflops=matmul_peak(),
+    )
+
+
+def _commit(root: Path) -> str:
+    """Return the checkout's commit, ``+`` behind it where files are changed; empty for none."""
+    if not (root / ".git").exists():
+        return ""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain") else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
