@@ -189,7 +189,7 @@ class KernelKeys(_Block):
     swap: bool = False
     """Compute D^T = B^T A^T (sm_90a)."""
     epilogue: EpilogueKeys = EpilogueKeys()
-    """What the kernel can add to the product."""
+    """Whether a bias and a residual can be added; a bias alone where not given."""
     alignment: AlignmentKeys = AlignmentKeys()
     """Alignment of A, B and D in elements; 16 bytes each where not given."""
 
@@ -231,6 +231,7 @@ def _tidy(part: Any) -> Any:
         if not (key == "title" and isinstance(value, str))
         and not (key == "default" and not isinstance(value, str | bool))
     }
-    if len(kept.get("anyOf", ())) == 1:
-        kept |= kept.pop("anyOf")[0]
+    for choice in ("anyOf", "allOf"):
+        if len(kept.get(choice, ())) == 1:
+            kept |= kept.pop(choice)[0]
     return kept
