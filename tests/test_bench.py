@@ -326,7 +326,7 @@ class FakeKernel:
         self.write = write
         self.why = why
 
-    def misfit(self, a: torch.Tensor, b: torch.Tensor) -> str:
+    def misfit(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> str:
         return self.why
 
     def __call__(
@@ -367,7 +367,7 @@ class FakeKernels(dict[str, FakeKernel]):
 
 @pytest.fixture
 def last_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = SimpleNamespace(name="chosen")
+    record = SimpleNamespace(name="chosen", reason="")
     monkeypatch.setattr(gemmsmith, "last_kernel", lambda: record, raising=False)
 
 
@@ -378,7 +378,6 @@ def test_only_right_arms_are_timed(inputs: peers.Inputs) -> None:
         partial=FakeKernel(write_most),
         refused=FakeKernel(refuse),
         unfit=FakeKernel(write_all, why="K = 512 is too long"),
-        gemm_bf16_outfp32=FakeKernel(write_all),
     )
     checked = bench.check_arms(inputs, kernels.gemm, kernels)
     assert list(checked.arms) == ["torch", "gemmsmith", "good"]
@@ -405,3 +404,22 @@ def test_no_choice_is_missing_not_wrong(inputs: peers.Inputs) -> None:
     checked = bench.check_arms(inputs, FakeKernel(no_kernel), None)
     assert (dict(checked.wrong), checked.missing) == ({}, "nothing fits K = 7")
     assert list(checked.arms) == ["torch"]
+
+
+def test_what_torch_took_is_no_rival_of_torch(
+    inputs: peers.Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SimpleNamespace(name="torch", reason="k: 7 is not a multiple of 8")
+    monkeypatch.setattr(gemmsmith, "last_kernel", lambda: record, raising=False)
+    checked = bench.check_arms(inputs, FakeKernel(write_all), None)
+    assert list(checked.arms) == ["torch"]
+    assert (checked.kernel, checked.missing) == ("", "k: 7 is not a multiple of 8")
+
+
+def test_the_op_itself_passes_the_check(inputs: peers.Inputs) -> None:
+    """On the CPU the op computes with torch and says so; its values must be right."""
+    right = peers.reference(inputs.x, inputs.weights[0])
+    out = gemmsmith.gemm(inputs.x, inputs.weights[0].t(), out=inputs.poisoned())
+    assert peers.fault(out, right) == ""
+    checked = bench.check_arms(inputs, gemmsmith.gemm, None)
+    assert checked.missing == "the tensors are on the CPU"

@@ -17,11 +17,13 @@ from gemmsmith import nvml, peers
 from gemmsmith.dtypes import BF16, FP16, DType, parse_dtype
 from gemmsmith.errors import GemmsmithError, MeasureError, NoDeviceError, NoKernelError
 from gemmsmith.graphs import Arm
+from gemmsmith.kernelset import default_kernels
 from gemmsmith.measure import SelfTest, compare, copy_bandwidth, matmul_peak, self_test
 from gemmsmith.model_shapes import ModelShapes, load_model
+from gemmsmith.nvml import detect_architecture
+from gemmsmith.progress import Progress
 from gemmsmith.report import OURS, TORCH, BenchReport, BenchRow, Environment
 from gemmsmith.report_text import row_line
-from gemmsmith.resources import configs_dir
 from gemmsmith.rounds import Policy
 
 __all__ = ["SelfTest", "bench_gemm", "plan_cases", "run_bench", "self_test"]
@@ -36,7 +38,7 @@ _TORCH_DTYPES: Mapping[DType, torch.dtype] = {BF16: torch.bfloat16, FP16: torch.
 class Kernel(peers.Gemm, Protocol):
     """One kernel of a set."""
 
-    def misfit(self, a: torch.Tensor, b: torch.Tensor) -> str:
+    def misfit(self, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> str:
         """Return why it cannot run on these operands; empty where it can."""
         ...
 
@@ -158,8 +160,10 @@ def check_arms(inputs: peers.Inputs, gemm: peers.Gemm, alone: Kernels | None) ->
     kernel = missing = ""
     try:
         why = _fault(gemm, inputs, right)
-        kernel = _last_kernel()
-        if why:
+        kernel, missing = _last_kernel()
+        if missing:
+            kernel = ""
+        elif why:
             wrong[OURS] = f"{kernel}: {why}"
         else:
             arms[OURS] = peers.gemm_arm(gemm, inputs)
@@ -179,9 +183,7 @@ def _fitting(kernels: Kernels | None, inputs: peers.Inputs) -> Iterator[tuple[st
         return
     for name in kernels.names:
         kernel = kernels[name]
-        if "_out" in name:  # D of another type than A: no rival of F.linear
-            continue
-        if not kernel.misfit(inputs.x, inputs.weights[0].t()):
+        if not kernel.misfit(inputs.x, inputs.weights[0].t(), out=inputs.out):
             yield name, kernel
 
 
@@ -196,12 +198,13 @@ def _fault(gemm: peers.Gemm, inputs: peers.Inputs, right: peers.Reference, kerne
         raise
     except GemmsmithError as error:
         return f"{type(error).__name__}: {error}"
-    return peers.fault(inputs.out, right, half_sums="_accfp16_" in (kernel or _last_kernel()))
+    return peers.fault(inputs.out, right, half_sums="_accfp16_" in (kernel or _last_kernel()[0]))
 
 
-def _last_kernel() -> str:
+def _last_kernel() -> tuple[str, str]:
+    """Return the name of what the last call ran and why torch took it, empty where it did not."""
     record = gemmsmith.last_kernel()
-    return "" if record is None else str(record.name)
+    return ("", "") if record is None else (record.name, record.reason)
 
 
 def run_bench(
@@ -214,6 +217,7 @@ def run_bench(
     seconds_per_shape: float = 1.5,
     kernels: Path | str | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    building: Progress | None = None,
 ) -> BenchReport:
     """Return the measured shapes of a model; see :mod:`gemmsmith.report_text` for its tables.
 
@@ -226,20 +230,22 @@ def run_bench(
         seconds_per_shape: Time for one shape's rounds.
         kernels: Configuration to choose kernels from; None: the kernels of gemmsmith.
         progress: Called with one line after each shape.
+        building: Hears of the kernels that have to be built first.
 
     Raises:
         ConfigError: where the model or the configuration cannot be read.
         MeasureError: where ``dtype`` or ``m`` is none that can be measured.
         NoDeviceError: where there is no GPU.
+        CompileError, ToolchainError: where a kernel is missing and cannot be built.
     """
     cases = plan_cases(load_model(model), dtype=_dtype(dtype), m=_tokens(m))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
     environment = _environment()
     own = None if kernels is None else gemmsmith.load(kernels)
-    alone = (own or gemmsmith.load(configs_dir() / "kernels")) if all_kernels else None
-    for used in {id(used): used for used in (own, alone) if used is not None}.values():
-        used.build()
+    used = own or default_kernels(detect_architecture().name)
+    used.build(progress=building)
+    alone = used if all_kernels else None
     rows: list[BenchRow] = []
     for row in bench_gemm(cases, kernels=own, alone=alone, seconds_per_shape=seconds_per_shape):
         rows.append(row)
