@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from gemmsmith import nn
 from gemmsmith.conversion import convert
+from gemmsmith.kernelset import load
 
 
 class Block(torch.nn.Module):
@@ -162,3 +165,18 @@ def test_a_model_without_layers() -> None:
     report = convert(torch.nn.ReLU())
     assert report.converted_flops_share == 0
     assert str(report).startswith("0 linear layers swapped, 0 left")
+
+
+def test_layers_may_be_tied_to_kernels(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "families:\n"
+        "  - {name: own, arch: sm_90a, dtype: bf16, schedule: pingpong, tile: [64, 64, 64]}\n"
+    )
+    kernels, model, plain = load(file, arch="sm_90a"), block(), block()
+    convert(model, kernels)
+    convert(plain)
+    assert model.up.kernels == model.head.kernels == kernels.handle != ""
+    assert plain.up.kernels == ""
+    with torch.no_grad():
+        assert torch.equal(model(torch.arange(32)), plain(torch.arange(32)))

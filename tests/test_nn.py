@@ -3,13 +3,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
 from gemmsmith import nn
-from gemmsmith.errors import ArgumentTypeError
+from gemmsmith.errors import ArgumentTypeError, NoKernelError
+from gemmsmith.kernelset import load
+from gemmsmith.ops import last_kernel
 
 
 def integers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -137,3 +140,29 @@ def test_compiles_to_one_graph() -> None:
         x = integers(rows, 24)
         assert torch.equal(compiled(x), torch.nn.functional.silu(expected(linear, x)))
     assert counted.frame_count == 1
+
+
+def test_a_layer_may_be_tied_to_one_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "families:\n"
+        "  - {name: own, arch: sm_90a, dtype: {a: bf16, d: fp32},"
+        " schedule: pingpong, tile: [64, 64, 64]}\n"
+    )
+    kernels = load(file, arch="sm_90a")
+    (name,) = kernels.names
+    linear, x = layer().use(kernels[name]), integers(3, 24)
+    with torch.no_grad():
+        y = linear(x)
+    assert y.dtype is torch.float32  # the kernel's output type, which no default would give
+    assert torch.equal(y, expected(linear, x).float())
+    record = last_kernel()
+    assert record is not None
+    assert record.name == "cpu"
+
+
+def test_a_handle_of_another_process_is_refused() -> None:
+    linear = layer()
+    linear.kernels = "set-0123@4567"
+    with torch.no_grad(), pytest.raises(NoKernelError, match="no kernel set of this process"):
+        linear(integers(3, 24))

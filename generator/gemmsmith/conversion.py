@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from gemmsmith import nn
+
+if TYPE_CHECKING:
+    from gemmsmith.kernelset import KernelSet
 
 __all__ = ["Conversion", "Layer", "Left", "convert"]
 
@@ -83,12 +87,16 @@ def _leaf(layer: Layer) -> str:
     return f"{leaf} (tied to {layer.tied_to})" if layer.tied_to else leaf
 
 
-def convert(model: torch.nn.Module) -> Conversion:
+def convert(model: torch.nn.Module, kernels: KernelSet | None = None) -> Conversion:
     """Make the ``torch.nn.Linear`` layers of ``model`` run on gemmsmith and say which could not.
 
     Works in place and changes no parameter: a layer keeps its object, hooks, tied weights and
     ``state_dict`` keys, only its class becomes :class:`gemmsmith.nn.Linear`. The model is then good
     for inference only. Subclasses of ``torch.nn.Linear`` are left as they are.
+
+    Args:
+        model: any module, for example one of transformers.
+        kernels: the kernels that the layers may run; None for the default ones of the GPU.
     """
     ties = _parameter_names(model)
     swapped: list[Layer] = []
@@ -110,6 +118,8 @@ def convert(model: torch.nn.Module) -> Conversion:
             continue
         # the object stays, so whoever else holds it (a second parent, a hook) sees the swap too
         module.__class__ = nn.Linear
+        if kernels is not None:
+            cast(nn.Linear, module).use(kernels)
         swapped.append(Layer(name=name, n=n, k=k, tied_to=tied_to))
     return Conversion(swapped=tuple(swapped), already=tuple(already), left=tuple(left))
 

@@ -90,7 +90,8 @@ def first_difference(first: Generated, second: Generated) -> Difference | None:
 def count_kernels(model: torch.nn.Module) -> Iterator[Counter[str]]:
     """Give a counter of the kernel names that the :class:`gemmsmith.nn.Linear` layers run within.
 
-    The name is ``torch`` for a call that no kernel took (:func:`gemmsmith.ops.last_kernel`).
+    The name is ``torch`` for a call that no kernel took, ``cpu`` for one on CPU tensors
+    (:func:`gemmsmith.ops.last_kernel`).
     """
     counts: Counter[str] = Counter()
 

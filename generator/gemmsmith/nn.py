@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 import gemmsmith.ops  # noqa: F401  registers torch.ops.gemmsmith
 from gemmsmith.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from gemmsmith.kernelset import ExactKernel, KernelSet
 
 __all__ = ["Linear"]
 
@@ -17,10 +22,16 @@ class Linear(torch.nn.Linear):
     (``weight`` (N, K), ``bias`` (N,)) and ``state_dict``. Takes (..., K) and gives (..., N) of the
     same dtype; fp16 and bf16 have kernels.
 
+    A layer may be tied to kernels of the caller's own (:meth:`use`); such a layer is good for this
+    process only, because the handle that it holds is.
+
     Raises:
         ArgumentError: from the op: a gradient is asked for ("forward only": call under
             ``torch.no_grad()`` or freeze the parameters), or dtypes or sizes do not fit.
     """
+
+    kernels = ""
+    """Handle of what may run; empty for the default kernels of the input's GPU."""
 
     @classmethod
     def from_torch(cls, linear: torch.nn.Linear) -> Linear:
@@ -46,11 +57,15 @@ class Linear(torch.nn.Linear):
         layer.bias = linear.bias
         return layer.train(linear.training)
 
+    def use(self, kernels: KernelSet | ExactKernel) -> Linear:
+        """Return the layer itself, from now on run by ``kernels`` alone: a set, or exactly one."""
+        self.kernels = kernels.handle
+        return self
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
         gemm = torch.ops.gemmsmith.gemm.default
         if input.dim() == 1:
-            row: torch.Tensor = gemm(input.unsqueeze(0), self.weight.t(), self.bias)
-            return row.squeeze(0)
-        rows: torch.Tensor = gemm(input, self.weight.t(), self.bias)
-        return rows
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        y: torch.Tensor = gemm(input, self.weight.t(), self.bias, kernels=self.kernels)
+        return y

