@@ -47,7 +47,7 @@ EPILOGUE = 1.0  # microseconds of a 128x128 tile's epilogue that no main loop hi
 
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
-    """Return the kernel with the smallest estimated time of those that fit; None where none fits."""
+    """Return the fitting kernel with the smallest estimated time; None where none fits."""
     fitting = [spec for spec in specs if not misfit(spec, problem)]
     if not fitting:
         return None

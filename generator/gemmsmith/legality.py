@@ -337,7 +337,9 @@ def shared_memory(spec: KernelSpec, stages: int) -> int:
     loads = stage_bytes(spec) * stages
     if spec.arch.api == "2.x":
         return loads
-    if spec.schedule == "warp_specialized":  # not persistent: the epilogue reuses the main loop's memory
+    if (
+        spec.schedule == "warp_specialized"
+    ):  # not persistent: the epilogue reuses the main loop's memory
         return max(loads, epilogue_bytes(spec)) + BARRIER_BYTES
     return loads + epilogue_bytes(spec) + BARRIER_BYTES
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Call(NamedTuple):
-    """One launch in the caller's frame; the fields and their order are those of ``gemmsmith_gemm``."""
+    """One launch in the caller's frame; its fields are those of ``gemmsmith_gemm``, in order."""
 
     m: int
     n: int

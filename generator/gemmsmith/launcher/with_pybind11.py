@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.machinery
 import importlib.util
-import os
 import platform
 import shutil
 import subprocess
@@ -52,7 +51,8 @@ def module_path() -> Path:
     """
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = hashlib.sha256()
-    for part in (suffix, platform.machine(), _pybind11_version(), _SOURCE.read_text(), _abi_header()):
+    sources = (_SOURCE.read_text(), _abi_header())
+    for part in (suffix, platform.machine(), _pybind11_version(), *sources):
         key.update(part.encode() + b"\0")
     return settings().cache_dir / "v1" / "launchers" / key.hexdigest()[:16] / f"{MODULE}{suffix}"
 
@@ -88,7 +88,7 @@ def _compile(binary: Path) -> None:
     python_include = Path(sysconfig.get_path("include"))
     if not (python_include / "Python.h").exists():
         raise ToolchainError(
-            f"no Python.h in {python_include}: install python3-dev (Debian) or your Python's headers"
+            f"no Python.h in {python_include}: install python3-dev, or your Python's headers"
         )
     compiler = shutil.which(str(settings().host_compiler or "g++"))
     if compiler is None:
@@ -97,12 +97,16 @@ def _compile(binary: Path) -> None:
     try:
         output = scratch / binary.name
         command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
-        command += [f"-I{path}" for path in (python_include, pybind11.get_include(), *include_dirs())]
+        includes = (python_include, pybind11.get_include(), *include_dirs())
+        command += [f"-I{path}" for path in includes]
         command += [str(_SOURCE), "-o", str(output), "-ldl"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0 or not output.exists():
-            first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr)
-            raise CompileError(f"the launcher does not compile: {first}\ncommand: {' '.join(command)}")
-        os.replace(output, binary)
+            lines = result.stderr.splitlines()
+            first = next((line for line in lines if "error" in line), result.stderr)
+            raise CompileError(
+                f"the launcher does not compile: {first}\ncommand: {' '.join(command)}"
+            )
+        output.replace(binary)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

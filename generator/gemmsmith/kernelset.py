@@ -1,0 +1,335 @@
+"""A user's kernels, ready to be built, named and called."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.build import BuildReport, build, find_built
+from gemmsmith.choose import Choice, Tuning, choose
+from gemmsmith.config import load_specs
+from gemmsmith.errors import LaunchError, NoKernelError
+from gemmsmith.launcher import Kernel, load_library
+from gemmsmith.legality import misfit
+from gemmsmith.nvml import detect_architecture
+from gemmsmith.problem import GemmProblem
+from gemmsmith.progress import Progress
+from gemmsmith.resources import configs_dir
+from gemmsmith.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """What a choice depends on of the GPU that a call runs on."""
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A choice whose kernel is loaded."""
+
+    spec: KernelSpec
+    kernel: Kernel
+    tuning: Tuning
+
+
+class Selection(Protocol):
+    """What a call may run: one kernel, or a set to choose from."""
+
+    @property
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """The kernels in question."""
+
+    def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
+        """Return the kernel for ``problem``, or why torch has to take it.
+
+        Raises:
+            NoKernelError: where torch must not take it.
+        """
+
+
+_selections: dict[str, Selection] = {}
+
+
+def register(selection: Selection, label: str) -> str:
+    """Return a handle for ``selection`` that an op can carry as a string."""
+    handle = f"{label}@{id(selection):x}"
+    _selections[handle] = selection
+    return handle
+
+
+def selection(handle: str) -> Selection:
+    """Return what ``handle`` stands for.
+
+    Raises:
+        NoKernelError: where the handle is of another process.
+    """
+    try:
+        return _selections[handle]
+    except KeyError:
+        raise NoKernelError(f"{handle!r} is no kernel set of this process: load it again") from None
+
+
+def load(path: str | Path, arch: str = "auto") -> KernelSet:
+    """Return the kernels that a YAML file, or a folder of them, describes for one architecture.
+
+    Compiles nothing and, unless ``arch`` is ``auto``, needs no GPU.
+
+    Args:
+        path: the file or folder.
+        arch: any spelling of an architecture; ``auto`` for that of the first visible GPU.
+
+    Raises:
+        ConfigError: with all that is wrong in the files.
+        NoDeviceError: where ``arch`` is ``auto`` and there is no GPU.
+        UnknownArchitectureError: where ``arch`` names none, or the GPU has no kernels.
+    """
+    row = detect_architecture() if arch == "auto" else parse_architecture(arch)
+    return KernelSet(load_specs(path, arch=[row.name]), arch=row, source=str(path))
+
+
+@cache
+def default_kernels(arch: str) -> KernelSet:
+    """Return the kernels that gemmsmith ships for ``arch``; what is not built is, at first use."""
+    row = parse_architecture(arch)
+    folder = configs_dir() / "kernels"
+    specs = load_specs(folder, arch=[row.name])
+    return KernelSet(specs, arch=row, source=str(folder), build_on_use=True, torch_may_run=True)
+
+
+class KernelSet:
+    """Kernels of one architecture: ``ks["name"](a, b)`` runs one, ``ks.gemm(a, b)`` chooses."""
+
+    def __init__(
+        self,
+        specs: Sequence[KernelSpec],
+        *,
+        arch: Architecture,
+        source: str,
+        build_on_use: bool = False,
+        torch_may_run: bool = False,
+    ) -> None:
+        self.specs: tuple[KernelSpec, ...] = tuple(specs)
+        self.arch = arch
+        self.source = source
+        self._by_name = {spec.name: spec for spec in self.specs}
+        self._build_on_use = build_on_use
+        self._torch_may_run = torch_may_run
+        self._loaded: dict[KernelSpec, Kernel] = {}
+        self._lock = threading.Lock()
+        self._exact: dict[str, ExactKernel] = {}
+        digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:8]
+        self.handle = register(self, f"set-{digest}")
+
+    def __repr__(self) -> str:
+        return f"<KernelSet {self.source}: {len(self.specs)} kernels for {self.arch.name}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the kernels, in the order of the file."""
+        return tuple(self._by_name)
+
+    def build(self, *, jobs: int | None = None, progress: Progress | None = None) -> BuildReport:
+        """Compile what the cache lacks and return what is ready.
+
+        Raises:
+            CompileError: where a kernel fails; the others are built all the same.
+            ToolchainError: where something is missing and there is no compiler.
+        """
+        report = build(self.specs, jobs=jobs, progress=progress)
+        report.raise_if_failed()
+        return report
+
+    def __getitem__(self, name: str) -> ExactKernel:
+        """Return exactly the kernel ``name``.
+
+        Raises:
+            NoKernelError: naming the nearest, where the set has no such kernel.
+        """
+        if name not in self._by_name:
+            raise NoKernelError(_no_such_kernel(name, self))
+        if name not in self._exact:
+            self._exact[name] = ExactKernel(self, self._by_name[name])
+        return self._exact[name]
+
+    def gemm(
+        self,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return ``alpha * a @ b + beta * residual + bias`` by the best kernel of this set.
+
+        Arguments are those of :func:`gemmsmith.gemm`.
+
+        Raises:
+            NoKernelError: where none fits, with each kernel's reason.
+        """
+        from gemmsmith.ops import gemm
+
+        return gemm(a, b, bias, residual, alpha, beta, out, kernels=self.handle)
+
+    def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
+        """Return the kernel for ``problem``, or why torch has to take it."""
+        _check_device(self.arch, device)
+        ready = self._ready()
+        chosen = choose(ready, problem, device.sm_count)
+        if chosen is not None:
+            return _plan(chosen, ready)
+        reasons = {misfit(spec, problem) for spec in ready}
+        if self._torch_may_run:
+            return "; ".join(sorted(reasons)) or f"there are no kernels for {self.arch.name}"
+        raise NoKernelError(f"no kernel of {self.source} fits: " + "; ".join(sorted(reasons)))
+
+    def loaded(self, spec: KernelSpec) -> Kernel:
+        """Return the kernel of ``spec``, loaded.
+
+        Raises:
+            NoKernelError: where it is not built.
+        """
+        ready = self._ready()
+        if spec not in ready:
+            raise NoKernelError(
+                f"{spec.name} is not built: call .build() first,"
+                f" or run gemmsmith build {self.source} --arch {spec.arch.name}"
+            )
+        return ready[spec]
+
+    def _ready(self) -> dict[KernelSpec, Kernel]:
+        """Return the loaded kernels, looking into the cache again while some are not built."""
+        if len(self._loaded) == len(self.specs):
+            return self._loaded
+        with self._lock:
+            missing = [spec for spec in self.specs if spec not in self._loaded]
+            libraries = find_built(missing)
+            if self._build_on_use and len(libraries) < len(missing):
+                _log.warning(
+                    "building %d kernels for %s, once; gemmsmith build --arch %s does so ahead",
+                    len(missing) - len(libraries),
+                    self.arch.name,
+                    self.arch.name,
+                )
+                libraries = {kernel.spec: kernel.library for kernel in self.build().built}
+            for spec in missing:
+                if spec in libraries:
+                    self._loaded[spec] = load_library(libraries[spec])[spec.name]
+        if not self._loaded:
+            raise NoKernelError(
+                f"no kernel of {self.source} is built: call .build() first,"
+                f" or run gemmsmith build {self.source} --arch {self.arch.name}"
+            )
+        return self._loaded
+
+
+class ExactKernel:
+    """One kernel of a set, called by name: it runs or says why it cannot."""
+
+    def __init__(self, kernels: KernelSet, spec: KernelSpec, tuning: Tuning | None = None) -> None:
+        self.spec = spec
+        self._kernels = kernels
+        self._tuning = tuning
+        self.handle = register(self, spec.name)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.spec.name}>"
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.spec.name
+
+    @property
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """This kernel alone."""
+        return (self.spec,)
+
+    def with_tuning(self, tuning: Tuning) -> ExactKernel:
+        """Return the same kernel with run-time knobs of the caller's choice."""
+        return ExactKernel(self._kernels, self.spec, tuning)
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return ``alpha * a @ b + beta * residual + bias`` by this kernel.
+
+        Arguments are those of :func:`gemmsmith.gemm`; the result has the kernel's output type.
+
+        Raises:
+            NoKernelError: naming the argument that does not fit and what would.
+        """
+        from gemmsmith.ops import gemm
+
+        return gemm(a, b, bias, residual, alpha, beta, out, kernels=self.handle)
+
+    def misfit(
+        self,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> str:
+        """Return why the kernel cannot take these operands; empty where it can."""
+        from gemmsmith.ops import problem_of
+
+        return misfit(self.spec, problem_of(a, b, bias, residual, out, kernels=self.handle))
+
+    def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
+        """Return this kernel, or raise; see :class:`Selection`."""
+        _check_device(self.spec.arch, device)
+        reason = misfit(self.spec, problem)
+        if reason:
+            raise NoKernelError(f"{self.name}: {reason}")
+        kernel = self._kernels.loaded(self.spec)
+        if self._tuning is not None:
+            return Plan(spec=self.spec, kernel=kernel, tuning=self._tuning)
+        chosen = choose([self.spec], problem, device.sm_count)
+        assert chosen is not None, "misfit and choose agree"
+        return _plan(chosen, {self.spec: kernel})
+
+
+def _plan(chosen: Choice, loaded: dict[KernelSpec, Kernel]) -> Plan:
+    return Plan(spec=chosen.spec, kernel=loaded[chosen.spec], tuning=chosen.tuning)
+
+
+def _check_device(arch: Architecture, device: DeviceFacts) -> None:
+    if device.capability != arch.capability:
+        major, minor = device.capability
+        raise LaunchError(
+            f"the kernels are built for {arch.name}, {device.name} has compute capability"
+            f" {major}.{minor}: load them with an arch of that GPU, or arch='auto'"
+        )
+
+
+def _no_such_kernel(name: str, kernels: KernelSet) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, kernels.names, n=1, cutoff=0.0)
+    hint = f"; the nearest is {near[0]}" if near else ""
+    return f"{kernels.source} has no kernel {name!r} for {kernels.arch.name}{hint}"

@@ -1,0 +1,239 @@
+"""The GEMM as a PyTorch op: schema, shapes, CPU and CUDA implementations.
+
+``torch.ops.gemmsmith.gemm_out`` writes to a tensor of the caller's, ``torch.ops.gemmsmith.gemm``
+allocates its result. Both carry what they may run as a string handle (:mod:`gemmsmith.kernelset`);
+the empty one stands for the default kernels of the tensors' GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.execute import LaunchRecord, last_kernel, run_on_cpu, run_on_cuda
+from gemmsmith.kernelset import selection
+from gemmsmith.operands import TORCH_DTYPES, check, operands
+from gemmsmith.problem import GemmProblem
+
+__all__ = ["LaunchRecord", "gemm", "last_kernel", "problem_of"]
+
+_OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
+
+
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float | None = None,
+    out: Tensor | None = None,
+    *,
+    kernels: str = "",
+) -> Tensor:
+    """Return ``alpha * a @ b + beta * residual + bias``, summed in f32 and rounded once.
+
+    Strides tell the layout: transposed and sliced views are read in place. Inference only.
+
+    Args:
+        a: (…, M, K), fp16 or bf16 (fp32 and what no kernel fits is computed by torch).
+        b: (K, N), or with the same leading dimensions as ``a``; of ``a``'s dtype.
+        bias: (N,) or (1, N), of the output's dtype.
+        residual: of the output's shape and dtype. It is not read where ``beta`` is 0.
+        alpha: factor of the product.
+        beta: factor of the residual; None for 1 where there is one.
+        out: where to write; a matrix with contiguous rows. It may be the residual itself.
+        kernels: handle of what may run; empty for the default kernels of the GPU.
+
+    Returns:
+        (…, M, N) of ``a``'s dtype, or of the output type that the chosen kernels have.
+
+    Raises:
+        ArgumentError: naming the argument, the value found and what is legal.
+        NoKernelError: where named kernels do not fit the call.
+        LaunchError: where CUTLASS or CUDA refuses.
+    """
+    named = {"a": a, "b": b, "bias": bias, "residual": residual, "out": out}
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("a", "b")):
+            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    if residual is None and beta:
+        raise ArgumentError(
+            f"beta is {beta} without a residual; to add to what out holds, pass residual=out"
+        )
+    factor = float(residual is not None) if beta is None else float(beta)
+    if out is None:
+        result: Tensor = torch.ops.gemmsmith.gemm.default(
+            a, b, bias, residual, alpha, factor, kernels
+        )
+        return result
+    torch.ops.gemmsmith.gemm_out.default(a, b, bias, residual, alpha, factor, kernels, out=out)
+    return out
+
+
+def problem_of(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    kernels: str = "",
+) -> GemmProblem:
+    """Return what a call with these arguments asks of a kernel.
+
+    Raises:
+        ArgumentError: as :func:`gemm` does.
+    """
+    if out is None:
+        out = _new_output(a, b, bias, residual, kernels)
+    check(a, b, bias, residual, out.dtype)
+    return operands(a, b, bias, residual, out).problem()
+
+
+def _output_dtype(a: Tensor, kernels: str) -> torch.dtype:
+    return _OF_DTYPE[selection(kernels).specs[0].d] if kernels else a.dtype
+
+
+def _column_major(kernels: str) -> bool:
+    """Whether all kernels in question write column-major outputs."""
+    return bool(kernels) and all(spec.layout[2] == "c" for spec in selection(kernels).specs)
+
+
+def _new_output(
+    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, kernels: str
+) -> Tensor:
+    dtype = _output_dtype(a, kernels)
+    shape = check(a, b, bias, residual, dtype)
+    if _column_major(kernels):
+        transposed = (*shape[:-2], shape[-1], shape[-2])
+        return torch.empty(transposed, dtype=dtype, device=a.device).mT
+    return torch.empty(shape, dtype=dtype, device=a.device)
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+) -> Tensor:
+    return _new_output(a, b, bias, residual, kernels)
+
+
+def _check_out(
+    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, kernels: str
+) -> None:
+    dtype = _output_dtype(a, kernels)
+    shape = check(a, b, bias, residual, dtype)
+    if out.device != a.device:
+        raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
+    if out.dtype != dtype:
+        raise ArgumentTypeError(f"out is {out.dtype}, the kernels write {dtype}")
+    if tuple(out.shape) != shape:
+        raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
+
+
+def _fake_out(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+    *,
+    out: Tensor,
+) -> None:
+    _check_out(a, b, bias, residual, out, kernels)
+
+
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+) -> Tensor:
+    out = _new_output(a, b, bias, residual, kernels)
+    _run(a, b, bias, residual, alpha, beta, kernels, out)
+    return out
+
+
+def _gemm_out(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+    *,
+    out: Tensor,
+) -> None:
+    _check_out(a, b, bias, residual, out, kernels)
+    _run(a, b, bias, residual, alpha, beta, kernels, out)
+
+
+def _run(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    alpha: float,
+    beta: float,
+    kernels: str,
+    out: Tensor,
+) -> None:
+    if a.is_cuda:
+        run_on_cuda(a, b, bias, residual, alpha, beta, kernels, out)
+    else:
+        run_on_cpu(a, b, bias, residual, alpha, beta, out)
+
+
+def _forward_only(name: str) -> Callable[..., Any]:
+    """Return an op's autograd implementation: refuse a gradient, else go on below autograd."""
+    op = getattr(torch.ops.gemmsmith, name).default
+
+    def refuse_gradient(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in (*args, *kwargs.values())
+        ):
+            raise ArgumentError(
+                "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
+                " torch.inference_mode(), or with inputs that do not require grad"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return refuse_gradient
+
+
+def _register() -> torch.library.Library:
+    """Return the library that owns the ops; they live as long as it does."""
+    library: Any = torch.library.Library("gemmsmith", "DEF")  # type: ignore[no-untyped-call]
+    operands = "Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None"
+    scalars = "float alpha=1.0, float beta=0.0, str kernels=''"
+    tags = (torch.Tag.pt2_compliant_tag,)
+    library.define(f"gemm({operands}, {scalars}) -> Tensor", tags=tags)
+    library.define(f"gemm_out({operands}, {scalars}, *, Tensor(a!) out) -> ()", tags=tags)
+    for device in ("CPU", "CUDA"):
+        library.impl("gemm", _gemm, device)
+        library.impl("gemm_out", _gemm_out, device)
+    for name in ("gemm", "gemm_out"):
+        library.impl(name, _forward_only(name), "Autograd")
+    torch.library.register_fake("gemmsmith::gemm", _fake, lib=library)
+    torch.library.register_fake("gemmsmith::gemm_out", _fake_out, lib=library)
+    registered: torch.library.Library = library
+    return registered
+
+
+_library = _register()
