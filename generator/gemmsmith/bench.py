@@ -26,7 +26,16 @@ from gemmsmith.report import OURS, TORCH, BenchReport, BenchRow, Environment
 from gemmsmith.report_text import row_line
 from gemmsmith.rounds import Policy
 
-__all__ = ["SelfTest", "bench_gemm", "plan_cases", "run_bench", "self_test"]
+__all__ = [
+    "DEFAULT_M",
+    "BenchCase",
+    "BenchReport",
+    "SelfTest",
+    "bench_gemm",
+    "plan_cases",
+    "run_bench",
+    "self_test",
+]
 
 DEFAULT_M = (1, 16, 64, 512, 2048, 8192)
 """Tokens at a time: decode of one and of some sequences, short and long prefill."""
