@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from gemmsmith.errors import ConfigError
 from gemmsmith.model_shapes import LinearShape, load_model, model_names
 

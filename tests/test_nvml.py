@@ -4,6 +4,7 @@ import ctypes
 from typing import Any
 
 import pytest
+
 from gemmsmith import nvml
 from gemmsmith.errors import NoDeviceError, UnknownArchitectureError
 
@@ -152,7 +153,9 @@ def test_detects_the_first_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("driver")
 def test_hidden_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(NoDeviceError, match=r"no GPU to detect; set arch \(CUDA_VISIBLE_DEVICES=''"):
+    with pytest.raises(
+        NoDeviceError, match=r"no GPU to detect; set arch \(CUDA_VISIBLE_DEVICES=''"
+    ):
         nvml.detect_architecture()
 
 
