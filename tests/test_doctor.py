@@ -143,6 +143,13 @@ def test_too_new_a_gcc_fails_a_build(tools: Path) -> None:
     assert found("nvcc").status == "ok"
 
 
+def test_without_a_toolkit_a_new_gcc_is_no_fault(tools: Path) -> None:
+    fake_gxx(tools / "g++", "15.1.0")
+    assert found("nvcc").status == "error"
+    assert found("host compiler").status == "ok"
+    assert found("host compiler").found == f"gcc 15.1.0 at {tools}/g++"
+
+
 def test_too_old_a_toolkit_fails_a_build(tools: Path) -> None:
     fake_nvcc(tools / "nvcc", "10.2.89")
     assert found("nvcc").status == "error"

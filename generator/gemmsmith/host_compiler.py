@@ -16,6 +16,8 @@ _NEWEST_GCC = (  # first toolkit of each row; crt/host_config.h refuses newer co
     ((12, 8), 14),
     ((13, 0), 15),
 )
+NEWEST_TOOLKIT = _NEWEST_GCC[-1][0]
+"""The newest CUDA (major, minor) with a gcc limit of its own; later ones are taken to share it."""
 _OLDEST_GCC = 9  # the search for a g++-N on PATH ends here; C++17 is complete from there on
 
 

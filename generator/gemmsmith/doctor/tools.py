@@ -12,7 +12,7 @@ from gemmsmith.arch import ARCHITECTURES
 from gemmsmith.cuda import find_cuda, target_objection
 from gemmsmith.doctor.report import Finding
 from gemmsmith.errors import GemmsmithError, ToolchainError
-from gemmsmith.host_compiler import find_host_compiler, newest_gcc
+from gemmsmith.host_compiler import NEWEST_TOOLKIT, find_host_compiler, newest_gcc
 from gemmsmith.nvcc import WHEELS
 from gemmsmith.programs import find_program
 from gemmsmith.resources import cutlass_include_dirs, cutlass_version
@@ -81,7 +81,7 @@ def host_compiler() -> Finding:
         cuda = find_cuda().version
     except ToolchainError:
         cuda = None
-    judge = cuda or max(arch.first_toolkit for arch in ARCHITECTURES)
+    judge = cuda or NEWEST_TOOLKIT
     try:
         compiler = find_host_compiler(judge, settings().host_compiler)
     except ToolchainError as error:
