@@ -130,6 +130,17 @@ def build(
     )
 
 
+def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+    """Return the libraries of those kernels that the cache holds; compiles nothing."""
+    try:
+        toolchain = find_toolchain()
+    except ToolchainError:  # the newest kernel that agrees in all else will do
+        toolchain = None
+    cache = Cache(settings().cache_dir)
+    found = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
+    return {spec: kernel.library for spec, kernel in found.items() if kernel is not None}
+
+
 class _Builder:
     """One build's compiler runs: groups in parallel, a failed group again kernel by kernel."""
 
@@ -156,7 +167,7 @@ class _Builder:
         """Build ``specs`` and sort them into ``built`` and ``failed``."""
         if not specs:
             return
-        groups = plan(specs, self._jobs, self._cache.seconds)
+        groups = plan(specs, self._jobs, self._cache.last_card)
         self._open = dict.fromkeys(groups, float("inf"))
         try:
             with self._cache.scratch() as scratch, ThreadPoolExecutor(self._jobs) as pool:

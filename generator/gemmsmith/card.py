@@ -16,7 +16,7 @@ from gemmsmith.table import TableEntry
 from gemmsmith.toolchain import Toolchain
 
 _FUNCTION = re.compile(r"^\s*Function\s*:?\s*([\w$.]+)", re.MULTILINE)
-_USAGE = re.compile(r"^\s*Function ([\w$.]+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", re.MULTILINE)
+_USAGE = re.compile(r"^\s*Function ([\w$.]+):\s*REG:(\d+) STACK:(\d+)", re.MULTILINE)
 _TENSOR = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z]*MMA\.[\w.]+)", re.MULTILINE)
 _WIDTH = re.compile(r"HGMMA\.64x(\d+)x")
 _PTXAS = re.compile(
@@ -94,37 +94,37 @@ class DeviceFunction:
 
 
 def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[DeviceFunction, ...]:
-    """Return the device functions of ``library``: machine code by cuobjdump, spills by ``log``.
+    """Return the device functions of ``library``, from ptxas' part of the log and the binary.
 
-    Without cuobjdump all comes from ptxas' part of the log, and no instructions are known.
+    Shared memory and spills are ptxas' words: the binary does not tell spills, and on sm_90 it
+    counts 1 KiB that the driver reserves beyond what a block may use. Without cuobjdump all comes
+    from the log, and no instructions are known.
 
     Raises:
         CompileError: where cuobjdump cannot read the library.
     """
-    reported = {found["name"]: found for found in _PTXAS.finditer(log)}
-    usage = {}
+    usage: dict[str, tuple[int, int]] = {}
     code: dict[str, Counter[str]] = {}
-    for name, found in reported.items():
-        static = _STATIC.search(found["rest"])
-        shared = int(static[1]) if static else 0
-        usage[name] = (int(found["registers"]), int(found["stack"]), shared)
     if toolchain.cuobjdump is not None:
-        for match in _USAGE.finditer(_dump("-res-usage", library, toolchain)):
-            registers, stack, shared = (int(number) for number in match.groups()[1:])
-            usage[match[1]] = (registers, stack, shared)
+        resources = _dump("-res-usage", library, toolchain)
+        usage = {found[1]: (int(found[2]), int(found[3])) for found in _USAGE.finditer(resources)}
         code = _instructions(_dump("-sass", library, toolchain))
-    return tuple(
-        DeviceFunction(
-            name=name,
-            registers=registers,
-            stack=stack,
-            shared=shared,
-            spill_store=int(reported[name]["store"]) if name in reported else 0,
-            spill_load=int(reported[name]["load"]) if name in reported else 0,
-            instructions=code.get(name, {}),
+    functions = []
+    for found in _PTXAS.finditer(log):
+        name, static = found["name"], _STATIC.search(found["rest"])
+        registers, stack = usage.get(name, (int(found["registers"]), int(found["stack"])))
+        functions.append(
+            DeviceFunction(
+                name=name,
+                registers=registers,
+                stack=stack,
+                shared=int(static[1]) if static else 0,
+                spill_store=int(found["store"]),
+                spill_load=int(found["load"]),
+                instructions=code.get(name, {}),
+            )
         )
-        for name, (registers, stack, shared) in usage.items()
-    )
+    return tuple(functions)
 
 
 def make_card(

@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from gemmsmith.card import Card
 from gemmsmith.spec import KernelSpec
 
 LARGEST_GROUP = 4
 """Kernels of one translation unit; more would leave cores idle at the end of a build."""
 
-HEADER_SECONDS = 14.0
-"""What nvcc needs for CUTLASS's headers alone, once for each translation unit."""
+_SECONDS = {"smem": (11.0, 1.0), "direct": (38.0, 8.0), "tma": (50.0, 10.0)}
+"""By store: what CUTLASS's headers and shared templates cost nvcc, and what each kernel adds.
 
-_KERNEL_SECONDS = {"smem": 6.0, "direct": 8.0, "tma": 12.0}
-"""What a kernel adds to it, by store, where none was measured yet."""
+Measured with nvcc 13.0; the first is paid once for each translation unit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +31,17 @@ class Group:
 def plan(
     specs: Sequence[KernelSpec],
     jobs: int,
-    measured: Callable[[str], float | None] = lambda name: None,
+    last_card: Callable[[str], Card | None] = lambda name: None,
 ) -> tuple[Group, ...]:
     """Return groups that finish soonest with ``jobs`` compilers at once, longest first.
 
     A group shares architecture, schedule, store and scheduler, hence most of its template
-    instances. ``measured`` gives the seconds that a kernel of that name took before, if any did.
+    instances. ``last_card`` knows how long a kernel of that name took before, if there was one.
     """
     alike = [list(group) for _, group in groupby(sorted(specs, key=_kind), key=_kind)]
     plans = [
         [
-            Group(specs=part, seconds=_seconds(part, measured))
+            Group(specs=part, seconds=_seconds(part, last_card))
             for kernels in alike
             for part in _split(kernels, size)
         ]
@@ -68,6 +69,13 @@ def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, .
     return [tuple(kernels[part::parts]) for part in range(parts)]
 
 
-def _seconds(kernels: Sequence[KernelSpec], measured: Callable[[str], float | None]) -> float:
-    own = (measured(kernel.name) or _KERNEL_SECONDS[kernel.store] for kernel in kernels)
-    return HEADER_SECONDS + sum(own)
+def _seconds(kernels: Sequence[KernelSpec], last_card: Callable[[str], Card | None]) -> float:
+    shared = max(_SECONDS[kernel.store][0] for kernel in kernels)
+    seconds = shared
+    for kernel in kernels:
+        card = last_card(kernel.name)
+        if card is None:
+            seconds += _SECONDS[kernel.store][1]
+        else:
+            seconds += max(0.0, card.compile_seconds - shared) / card.compiled_with
+    return seconds

@@ -1,0 +1,319 @@
+"""Building what is missing: once, in parallel, with a reason for each kernel that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+import fakes
+import gemmsmith.build
+from fakes import FakeNvcc, ampere, hopper
+from gemmsmith.build import build
+from gemmsmith.errors import CacheError, CompileError, ToolchainError
+from gemmsmith.table import read_table
+from gemmsmith.toolchain import Toolchain, find_toolchain
+
+_PATH = os.pathsep.join(
+    [str(Path(gemmsmith.__file__).parent.parent), str(Path(fakes.__file__).parent)]
+)
+_CHILD = """
+import sys
+from pathlib import Path
+from fakes import FakeNvcc, ampere
+from gemmsmith.build import build
+nvcc = object.__new__(FakeNvcc)
+nvcc.path = Path(sys.argv[1])
+toolchain = nvcc.toolchain
+report = build([ampere(int(n)) for n in sys.argv[2:]], toolchain=toolchain, jobs=2)
+report.raise_if_failed()
+print(*(kernel.cached for kernel in report.built))
+"""
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "my cache"
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(folder))
+    for name in ("MAX_JOBS", "GEMMSMITH_NEVER_COMPILE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> FakeNvcc:
+    return FakeNvcc(tmp_path / "fake toolkit")
+
+
+def _leftovers(cache: Path) -> list[Path]:
+    return [*(cache / "v1" / "scratch").iterdir(), *(cache / "v1" / "locks").iterdir()]
+
+
+def _child(nvcc: Path, cache: Path, *sizes: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "GEMMSMITH_CACHE_DIR": str(cache), "PYTHONPATH": _PATH}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(nvcc), *map(str, sizes)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_first_build_compiles_and_second_does_not(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    specs = [ampere(64), ampere(128), hopper(128)]
+    first = build(specs, toolchain=nvcc.toolchain, jobs=2)
+    first.raise_if_failed()
+    assert [kernel.spec for kernel in first.built] == specs
+    assert not any(kernel.cached for kernel in first.built)
+    assert sorted(name for run in nvcc.runs() for name in run) == sorted(s.name for s in specs)
+    for kernel in first.built:
+        assert kernel.spec.name in read_table(kernel.library, 1)
+        assert (kernel.card.threads, kernel.card.stages) == (128, 3)
+        assert (kernel.card.registers, kernel.card.spill_store_bytes) == (77, 16)
+        assert kernel.card.shared_bytes == 1024 + 512
+        assert kernel.peak_bytes > 1_000_000
+        assert not kernel.card.sass_inspected
+    runs = len(nvcc.runs())
+    second = build(specs, toolchain=nvcc.toolchain)
+    assert all(kernel.cached for kernel in second.built)
+    assert [kernel.card for kernel in second.built] == [kernel.card for kernel in first.built]
+    assert len(nvcc.runs()) == runs
+    assert _leftovers(cache_dir) == []
+
+
+def test_a_new_kernel_compiles_alone_and_its_kin_stay(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    build([ampere(64), ampere(128)], toolchain=nvcc.toolchain, jobs=1).raise_if_failed()
+    assert len(nvcc.runs()) == 1  # one group
+    report = build([ampere(64), ampere(256), ampere(128)], toolchain=nvcc.toolchain, jobs=1)
+    assert [kernel.cached for kernel in report.built] == [True, False, True]
+    assert nvcc.runs()[1:] == [[ampere(256).name]]
+
+
+def test_warm_cache_needs_no_toolchain(
+    cache_dir: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> Toolchain:
+        raise ToolchainError("no nvcc found; looked nowhere")
+
+    older = dataclasses.replace(nvcc.toolchain, release="12.9.41")
+    build([ampere()], toolchain=older).raise_if_failed()
+    time.sleep(0.02)
+    newer = build([ampere()], toolchain=nvcc.toolchain).built[0]
+    manifests = list((cache_dir / "v1" / "kernels" / ampere().name).iterdir())
+    assert len(manifests) == 2  # each toolchain has its own
+    monkeypatch.setattr(gemmsmith.build, "find_toolchain", absent)
+    report = build([ampere()])
+    assert report.built[0].cached
+    assert report.built[0].card == newer.card
+    with pytest.raises(ToolchainError, match="looked nowhere"):
+        build([ampere(), ampere(64)])
+
+
+def _release(barrier: Barrier, nvcc: FakeNvcc, results: multiprocessing.Queue[list[str]]) -> None:
+    barrier.wait()
+    report = build([ampere(64), ampere(128)], toolchain=nvcc.toolchain, jobs=1)
+    report.raise_if_failed()
+    names = read_table(report.built[0].library, 1)
+    results.put([str(kernel.library) for kernel in report.built if kernel.spec.name in names])
+
+
+def test_sixteen_processes_compile_once(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(16)
+    results: multiprocessing.Queue[list[str]] = context.Queue()
+    workers = [context.Process(target=_release, args=(barrier, nvcc, results)) for _ in range(16)]
+    for worker in workers:
+        worker.start()
+    found = [results.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 16
+    assert nvcc.runs() == [sorted([ampere(64).name, ampere(128).name])]
+    assert all(libraries == found[0] and len(libraries) == 2 for libraries in found)
+    assert _leftovers(cache_dir) == []
+
+
+@pytest.mark.parametrize("compiler_dies_too", [True, False])
+def test_build_after_kill_in_mid_compile(
+    cache_dir: Path, nvcc: FakeNvcc, compiler_dies_too: bool
+) -> None:
+    nvcc.fault("hang", ampere(64))
+    builder = _child(nvcc.path, cache_dir, 64)
+    until = time.monotonic() + 30
+    pid_file = nvcc.folder / "pid"
+    while not pid_file.exists() or not pid_file.read_text():
+        assert time.monotonic() < until, "the compiler never started"
+        time.sleep(0.02)
+    compiler = int(pid_file.read_text())
+    builder.kill()
+    builder.communicate()
+    if compiler_dies_too:
+        os.kill(compiler, signal.SIGKILL)
+    (nvcc.folder / "hang").unlink()
+    started = time.monotonic()
+    report = build([ampere(64)], toolchain=nvcc.toolchain)
+    report.raise_if_failed()
+    assert time.monotonic() - started < 5
+    assert len(nvcc.runs()) == 2
+    assert _leftovers(cache_dir) == []
+    if not compiler_dies_too:
+        os.kill(compiler, signal.SIGKILL)
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that users other than this one can reach, unlike tmp_path."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def _as_nobody(nvcc: FakeNvcc, sizes: Sequence[int], results: multiprocessing.Queue[str]) -> None:
+    if os.geteuid() == 0:  # whom no permission stops
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        report = build([ampere(size) for size in sizes], toolchain=nvcc.toolchain)
+        results.put(str([kernel.cached for kernel in report.built]))
+    except CacheError as error:
+        results.put(str(error))
+
+
+def test_read_only_cache_serves_what_it_has(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = shared_folder / "cache"
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(cache))
+    nvcc = FakeNvcc(shared_folder / "toolkit")
+    build([ampere(64)], toolchain=nvcc.toolchain).raise_if_failed()
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted(cache.rglob("*"))
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[str] = context.Queue()
+    answers = []
+    for sizes in ([64], [64, 128]):
+        reader = context.Process(target=_as_nobody, args=(nvcc, sizes, results))
+        reader.start()
+        answers.append(results.get(timeout=60))
+        reader.join(60)
+    assert sorted(cache.rglob("*")) == before
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o755)
+    assert answers[0] == "[True]"
+    assert "cannot be written (Permission denied)" in answers[1]
+    assert answers[1].endswith("set GEMMSMITH_CACHE_DIR to a folder that can")
+
+
+def test_unusable_cache_folder_is_told(
+    tmp_path: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(CacheError, match=r"Not a directory.*GEMMSMITH_CACHE_DIR"):
+        build([ampere()], toolchain=nvcc.toolchain)
+
+
+def test_one_broken_kernel_of_five(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    specs = [ampere(64), ampere(128), ampere(256), ampere(64, 64), ampere(128, 64)]
+    bad = specs[2]
+    nvcc.fault("broken", bad)
+    report = build(specs, toolchain=nvcc.toolchain, jobs=2)
+    assert [kernel.spec for kernel in report.built] == [s for s in specs if s is not bad]
+    (failure,) = report.failed
+    assert failure.spec == bad
+    text = str(failure.error)
+    assert text.splitlines()[0].endswith('.cu(7): error: identifier "oops" is undefined')
+    assert text.startswith(bad.name)
+    kept = [
+        line.split(": ")[1] for line in text.splitlines() if "source:" in line or "log:" in line
+    ]
+    assert bad.name in Path(kept[0]).read_text()
+    assert "oops" in Path(kept[1]).read_text()
+    assert str(nvcc.path) in text  # the command
+    with pytest.raises(CompileError, match="oops"):
+        report.raise_if_failed()
+    assert _leftovers(cache_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("silent", "exit code 1 without a word"),
+        ("nothing", "reported success but wrote no library"),
+        ("killed", r"killed, likely out of memory: lower MAX_JOBS \(now 3\)"),
+        ("fat", r"takes 1,000,511 B of shared memory a block, sm_80 has 166,912"),
+    ],
+)
+def test_failures_say_what_happened(
+    cache_dir: Path, nvcc: FakeNvcc, fault: str, words: str
+) -> None:
+    nvcc.fault(fault, ampere(64))
+    report = build([ampere(64), hopper()], toolchain=nvcc.toolchain, jobs=3)
+    assert [kernel.spec for kernel in report.built] == [hopper()]
+    with pytest.raises(CompileError, match=words):
+        report.raise_if_failed()
+    again = build([ampere(64)], toolchain=nvcc.toolchain)
+    assert len(again.failed) == 1  # a failure is never served from the cache
+
+
+def test_never_compile(cache_dir: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch) -> None:
+    build([ampere(64)], toolchain=nvcc.toolchain).raise_if_failed()
+    monkeypatch.setenv("GEMMSMITH_NEVER_COMPILE", "1")
+    report = build([ampere(64), ampere(128)], toolchain=nvcc.toolchain)
+    assert [kernel.spec for kernel in report.built] == [ampere(64)]
+    with pytest.raises(CompileError, match="gemmsmith build --arch sm_80"):
+        report.raise_if_failed()
+    assert len(nvcc.runs()) == 1
+
+
+def test_toolkit_too_old_fails_only_its_kernels(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    old = dataclasses.replace(nvcc.toolchain, version=(11, 8), release="11.8.89")
+    report = build([ampere(64), hopper()], toolchain=old)
+    assert [kernel.spec for kernel in report.built] == [ampere(64)]
+    assert "needs CUDA 12.0 or newer; found 11.8" in str(report.failed[0].error)
+
+
+@pytest.mark.nvcc
+def test_real_compiler_real_machine_code(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain = find_toolchain()
+    monkeypatch.setattr(gemmsmith.build, "render", fakes.mma_source)
+    report = build([ampere(64), ampere(128)], toolchain=toolchain, jobs=1)
+    report.raise_if_failed()
+    assert report.built[0].library == report.built[1].library
+    for kernel in report.built:
+        card = kernel.card
+        assert (card.dynamic_shared_bytes, card.static_shared_bytes) == (1024, 256)
+        assert 8 <= card.registers <= 64
+        assert card.spill_store_bytes == 0
+        assert card.compiled_with == 2
+        assert card.sass_inspected == (toolchain.cuobjdump is not None)
+        if card.sass_inspected:
+            assert card.tensor_instructions == {"HMMA.16816.F32.BF16": 1}
+    assert build([ampere(128)], toolchain=toolchain).built[0].cached
+
+
+@pytest.mark.nvcc
+def test_real_compiler_error_is_the_first_one(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(specs: list[object]) -> object:
+        source = fakes.mma_source([ampere(64)])
+        return dataclasses.replace(source, text=source.text.replace("float c[4]", "flaot c[4]"))
+
+    monkeypatch.setattr(gemmsmith.build, "render", broken)
+    report = build([ampere(64)], toolchain=find_toolchain())
+    first = str(report.failed[0].error).splitlines()[0]
+    assert 'error: identifier "flaot" is undefined' in first

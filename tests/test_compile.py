@@ -1,0 +1,77 @@
+"""One run of nvcc: its arguments, its result and its failures."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeNvcc, ampere, mma_source
+from gemmsmith.compile import command, compile_library
+from gemmsmith.errors import CompileError
+from gemmsmith.identity import flags
+from gemmsmith.render import render
+from gemmsmith.resources import cutlass_include_dirs, templates_dir
+from gemmsmith.table import read_table
+from gemmsmith.toolchain import find_toolchain
+
+
+def test_command_holds_flags_folders_and_files(tmp_path: Path) -> None:
+    toolchain = FakeNvcc(tmp_path).toolchain
+    source, library = tmp_path / "my work" / "a.cu", tmp_path / "my work" / "a.so"
+    arguments = command(source, library, toolchain, ampere().arch)
+    assert arguments[: len(toolchain.command)] == toolchain.command
+    assert arguments[:3] == (str(toolchain.nvcc), "-ccbin", "/usr/bin/g++")
+    assert set(flags(ampere().arch)) <= set(arguments)
+    for folder in (templates_dir() / "include", *cutlass_include_dirs()):
+        assert f"-I{folder}" in arguments
+    assert arguments[-3:] == ("-o", str(library), str(source))
+    assert not any(argument.startswith("-lcuda") for argument in arguments)
+
+
+def test_result_is_measured_and_logged(tmp_path: Path) -> None:
+    nvcc = FakeNvcc(tmp_path / "toolkit")
+    out = tmp_path / "out"
+    out.mkdir()
+    source = render([ampere()])
+    compiled = compile_library(source, nvcc.toolchain, out, jobs=1, failures=tmp_path / "failed")
+    assert compiled.source.read_text() == source.text
+    assert list(read_table(compiled.path, 1)) == [ampere().name]
+    assert 0 < compiled.seconds < 60
+    assert 1_000_000 < compiled.peak_bytes < 2_000_000_000
+    assert shlex.split(compiled.log.read_text().splitlines()[0])[0] == str(nvcc.path)
+    assert not (tmp_path / "failed").exists()
+    assert not (out / "tmp").exists()
+
+
+def test_missing_compiler_is_a_compile_error(tmp_path: Path) -> None:
+    nvcc = FakeNvcc(tmp_path / "toolkit")
+    nvcc.path.unlink()
+    with pytest.raises(CompileError, match=r"cannot start .*nvcc: No such file"):
+        compile_library(
+            render([ampere()]), nvcc.toolchain, tmp_path, jobs=1, failures=tmp_path / "failed"
+        )
+
+
+@pytest.mark.nvcc
+def test_folders_with_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaced = tmp_path / "my templates"
+    spaced.symlink_to(templates_dir())
+    monkeypatch.setattr("gemmsmith.compile.include_dirs", lambda: (spaced / "include",))
+    headers = tmp_path / "my cutlass"
+    headers.mkdir()
+    monkeypatch.setattr("gemmsmith.compile.cutlass_include_dirs", lambda: (headers,))
+    out = tmp_path / "my work dir"
+    out.mkdir()
+    compiled = compile_library(
+        mma_source([ampere()]), find_toolchain(), out, jobs=1, failures=tmp_path / "my failures"
+    )
+    (entry,) = read_table(compiled.path, 1).values()
+    assert (entry.name, entry.threads, entry.stages) == (ampere().name, 32, 2)
+    dynamic = subprocess.run(
+        ["readelf", "--dynamic", str(compiled.path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "(NEEDED)" in dynamic
+    assert "libcuda" not in dynamic  # neither the driver's nor the shared runtime

@@ -1,0 +1,65 @@
+"""Grouping that keeps all compilers busy."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes import ampere, hopper
+from gemmsmith.card import Card
+from gemmsmith.plan import LARGEST_GROUP, makespan, plan
+
+AMPERE = [ampere(n, m) for n in (64, 128, 256) for m in (64, 128)]
+HOPPER = [hopper(n) for n in (32, 64, 96, 128, 160, 192)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 16])
+def test_each_kernel_once_and_only_kin_together(jobs: int) -> None:
+    groups = plan([*AMPERE, *HOPPER], jobs)
+    assert sorted(spec.name for group in groups for spec in group.specs) == sorted(
+        spec.name for spec in (*AMPERE, *HOPPER)
+    )
+    for group in groups:
+        assert 1 <= len(group.specs) <= LARGEST_GROUP
+        assert len({spec.arch.name for spec in group.specs}) == 1
+    seconds = [group.seconds for group in groups]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_few_jobs_share_headers_and_many_jobs_split() -> None:
+    assert sorted(len(group.specs) for group in plan(HOPPER, 2)) == [3, 3]
+    assert [len(group.specs) for group in plan(HOPPER, 16)] == [1] * 6
+    assert [len(group.specs) for group in plan(HOPPER[:4], 1)] == [4]
+
+
+def test_makespan_is_that_of_longest_first() -> None:
+    assert makespan([3, 3, 2, 2, 2], 2) == 7
+    assert makespan([5.5], 4) == 5.5
+    assert makespan([], 2) == 0
+
+
+def test_expected_seconds_follow_what_was_measured() -> None:
+    cards = {
+        spec.name: Card(
+            name=spec.name,
+            arch="sm_90a",
+            registers=168,
+            spill_store_bytes=0,
+            spill_load_bytes=0,
+            stack_bytes=0,
+            static_shared_bytes=0,
+            dynamic_shared_bytes=1024,
+            threads=384,
+            stages=4,
+            tensor_instructions={},
+            sass_inspected=False,
+            compile_seconds=150.0,
+            compiled_with=2,
+            compile_peak_bytes=1,
+            library_bytes=1,
+        )
+        for spec in HOPPER[:2]
+    }
+    (fresh,) = plan(HOPPER[:2], 1)
+    (again,) = plan(HOPPER[:2], 1, cards.get)
+    assert fresh.seconds == 50 + 2 * 10
+    assert again.seconds == 150
