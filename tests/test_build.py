@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import fakes
 import gemmsmith.build
 from fakes import FakeNvcc, ampere, hopper
 from gemmsmith.build import build
+from gemmsmith.card import can_inspect
 from gemmsmith.errors import CacheError, CompileError, ToolchainError
 from gemmsmith.table import read_table
 from gemmsmith.toolchain import Toolchain, find_toolchain
@@ -32,6 +33,7 @@ import sys
 from pathlib import Path
 from fakes import FakeNvcc, ampere
 from gemmsmith.build import build
+from gemmsmith.card import can_inspect
 nvcc = object.__new__(FakeNvcc)
 nvcc.path = Path(sys.argv[1])
 toolchain = nvcc.toolchain
@@ -145,18 +147,27 @@ def test_sixteen_processes_compile_once(cache_dir: Path, nvcc: FakeNvcc) -> None
     assert _leftovers(cache_dir) == []
 
 
+def _until(condition: Callable[[], bool]) -> None:
+    last = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < last, "it never happened"
+        time.sleep(0.02)
+
+
+def _running(nvcc: FakeNvcc) -> int:
+    """Return the process number of the compiler, once it runs."""
+    file = nvcc.folder / "pid"
+    _until(lambda: file.exists() and file.read_text() != "")
+    return int(file.read_text())
+
+
 @pytest.mark.parametrize("compiler_dies_too", [True, False])
 def test_build_after_kill_in_mid_compile(
     cache_dir: Path, nvcc: FakeNvcc, compiler_dies_too: bool
 ) -> None:
     nvcc.fault("hang", ampere(64))
     builder = _child(nvcc.path, cache_dir, 64)
-    until = time.monotonic() + 30
-    pid_file = nvcc.folder / "pid"
-    while not pid_file.exists() or not pid_file.read_text():
-        assert time.monotonic() < until, "the compiler never started"
-        time.sleep(0.02)
-    compiler = int(pid_file.read_text())
+    compiler = _running(nvcc)
     builder.kill()
     builder.communicate()
     if compiler_dies_too:
@@ -170,6 +181,23 @@ def test_build_after_kill_in_mid_compile(
     assert _leftovers(cache_dir) == []
     if not compiler_dies_too:
         os.kill(compiler, signal.SIGKILL)
+
+
+def test_interrupt_ends_compilers_and_waiting_at_once(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    nvcc.fault("hang", ampere(64))
+    builder = _child(nvcc.path, cache_dir, 64)
+    compiler = _running(nvcc)
+    waiter = _child(nvcc.path, cache_dir, 64)
+    locks = cache_dir / "v1" / "locks"
+    scratch = cache_dir / "v1" / "scratch"
+    _until(lambda: len(list(scratch.glob("*.lock"))) == 2)
+    for child in (waiter, builder):
+        child.send_signal(signal.SIGINT)  # to it alone, as a notebook does
+        _, err = child.communicate(timeout=10)
+        assert "KeyboardInterrupt" in err
+    _until(lambda: not Path(f"/proc/{compiler}").exists())
+    assert list(locks.iterdir()) == []
+    assert _leftovers(cache_dir) == []
 
 
 @pytest.fixture
@@ -299,10 +327,30 @@ def test_real_compiler_real_machine_code(cache_dir: Path, monkeypatch: pytest.Mo
         assert 8 <= card.registers <= 64
         assert card.spill_store_bytes == 0
         assert card.compiled_with == 2
-        assert card.sass_inspected == (toolchain.cuobjdump is not None)
+        assert card.sass_inspected == can_inspect(toolchain)
         if card.sass_inspected:
             assert card.tensor_instructions == {"HMMA.16816.F32.BF16": 1}
     assert build([ampere(128)], toolchain=toolchain).built[0].cached
+
+
+@pytest.mark.nvcc
+def test_real_templates_share_a_run(cache_dir: Path) -> None:
+    specs = [ampere(128), ampere(64)]
+    toolchain = find_toolchain()
+    report = build(specs, toolchain=toolchain, jobs=1)
+    report.raise_if_failed()
+    assert report.built[0].library == report.built[1].library
+    for kernel in report.built:
+        tile = kernel.spec.tile
+        card = kernel.card
+        assert card.dynamic_shared_bytes == 3 * (tile.m + tile.n) * tile.k * 2
+        assert card.threads == 128
+        assert card.spill_store_bytes == 0
+        if card.sass_inspected:  # each step of k 16 and of n 8 once for each 16 rows of a warp
+            assert kernel.spec.warp is not None
+            warp = kernel.spec.warp
+            steps = (warp.m // 16) * (warp.n // 8) * (warp.k // 16)
+            assert card.tensor_instructions == {"HMMA.16816.F32.BF16": steps}
 
 
 @pytest.mark.nvcc

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes import FakeNvcc, ampere, hopper, mma_source
-from gemmsmith.card import Card, device_functions, make_card, objection
+from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
 from gemmsmith.compile import compile_library
 from gemmsmith.errors import CompileError
 from gemmsmith.spec import KernelSpec
@@ -73,7 +73,7 @@ def _toolchain(folder: Path, sass: str) -> Toolchain:
     tool = folder / "cuobjdump"
     tool.write_text(f'#!/bin/sh\ncat "{folder}/$(echo "$1" | sed "s/-res-usage/usage/;s/^-//")"\n')
     tool.chmod(0o755)
-    return dataclasses.replace(FakeNvcc(folder).toolchain, cuobjdump=tool)
+    return dataclasses.replace(FakeNvcc(folder).toolchain, cuobjdump=tool, nvdisasm=tool)
 
 
 def _card(folder: Path, spec: KernelSpec, *, shared: int = 1024, sass: str | None = SASS) -> Card:
@@ -174,7 +174,7 @@ def test_real_binary_without_tensor_cores(tmp_path: Path) -> None:
     assert (function.shared, function.spill_store, function.stack) == (256, 0, 0)
     assert 4 <= function.registers <= 64
     assert function.instructions == {}
-    if toolchain.cuobjdump is not None:
+    if can_inspect(toolchain):
         card = make_card(
             spec,
             TableEntry(name=spec.name, threads=32, shared_bytes=1024, stages=2),

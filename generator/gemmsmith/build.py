@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmsmith.cache import Cache, CachedKernel
-from gemmsmith.card import Card, device_functions, make_card, objection
-from gemmsmith.compile import CompiledLibrary, compile_library, keep
+from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
+from gemmsmith.compile import CompiledLibrary, Stop, compile_library, keep
 from gemmsmith.errors import CompileError, GemmsmithError, LoadError, ToolchainError
 from gemmsmith.identity import Identity, abi_version, identity
 from gemmsmith.jobs import parallel_jobs
@@ -162,11 +162,17 @@ class _Builder:
         self._open: dict[Group, float] = {}  # not finished yet -> when it began, or infinity
         self._pace = 1.0  # measured over expected seconds
         self._lock = threading.Lock()
+        self._stop = Stop()
 
     def run(self, specs: Sequence[KernelSpec], *, cached: int) -> None:
         """Build ``specs`` and sort them into ``built`` and ``failed``."""
         if not specs:
             return
+        if not can_inspect(self._toolchain):
+            _log.warning(
+                "cuobjdump and nvdisasm were not both found: the machine code of new kernels is "
+                "not inspected; pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+            )
         groups = plan(specs, self._jobs, self._cache.last_card)
         self._open = dict.fromkeys(groups, float("inf"))
         try:
@@ -176,8 +182,9 @@ class _Builder:
                 )
                 try:
                     self._drain(pool, scratch, groups)
-                except BaseException:
+                except BaseException:  # an interrupt above all: nobody waits for compilers then
                     pool.shutdown(wait=False, cancel_futures=True)
+                    self._stop.give()
                     raise
         finally:
             self._progress.end()
@@ -209,7 +216,8 @@ class _Builder:
 
     def _compile(self, group: Group, folder: Path) -> GemmsmithError | None:
         """Compile what is still missing of ``group``; return the error of a run that failed."""
-        with self._cache.locked(self._identities[spec] for spec in group.specs):
+        identities = [self._identities[spec] for spec in group.specs]
+        with self._cache.locked(identities, self._stop.given):
             missing = []
             for spec in group.specs:
                 kernel = self._cache.find(self._identities[spec])
@@ -230,6 +238,7 @@ class _Builder:
                     folder,
                     jobs=self._jobs,
                     failures=self._failures(missing[0]),
+                    stop=self._stop,
                 )
                 cards = self._cards(missing, compiled)
             except (CompileError, LoadError) as error:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -113,15 +114,19 @@ class Cache:
         return None
 
     @contextmanager
-    def locked(self, identities: Iterable[Identity]) -> Iterator[None]:
-        """Hold the locks of these kernels against all processes that share the cache."""
+    def locked(self, identities: Iterable[Identity], give_up: threading.Event) -> Iterator[None]:
+        """Hold the locks of these kernels against all processes that share the cache.
+
+        Raises:
+            CacheError: where the cache cannot be written, or ``give_up`` is set meanwhile.
+        """
         folder = self.folder / "locks"
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             for digest in sorted(identity.digest for identity in identities):
                 with self._writing():
-                    stack.enter_context(locked(folder / f"{digest}.lock"))
+                    stack.enter_context(locked(folder / f"{digest}.lock", give_up))
             yield
 
     @contextmanager

@@ -55,7 +55,7 @@ class Card:
     tensor_instructions: Mapping[str, int] = field(hash=False)
     """Tensor-core instruction in the machine code, with its shape -> how often it stands there."""
     sass_inspected: bool
-    """Whether the machine code was read; without cuobjdump it cannot be."""
+    """Whether the machine code was read; without cuobjdump and nvdisasm it cannot be."""
     compile_seconds: float
     """Wall time of the nvcc run that made it."""
     compiled_with: int
@@ -93,11 +93,16 @@ class DeviceFunction:
     instructions: Mapping[str, int]
 
 
+def can_inspect(toolchain: Toolchain) -> bool:
+    """Return whether machine code can be read; cuobjdump starts nvdisasm for it."""
+    return toolchain.cuobjdump is not None and toolchain.nvdisasm is not None
+
+
 def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[DeviceFunction, ...]:
     """Return the device functions of ``library``, from ptxas' part of the log and the binary.
 
     Shared memory and spills are ptxas' words: the binary does not tell spills, and on sm_90 it
-    counts 1 KiB that the driver reserves beyond what a block may use. Without cuobjdump all comes
+    counts 1 KiB that the driver reserves beyond what a block may use. Without the tools all comes
     from the log, and no instructions are known.
 
     Raises:
@@ -105,7 +110,7 @@ def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[Dev
     """
     usage: dict[str, tuple[int, int]] = {}
     code: dict[str, Counter[str]] = {}
-    if toolchain.cuobjdump is not None:
+    if can_inspect(toolchain):
         resources = _dump("-res-usage", library, toolchain)
         usage = {found[1]: (int(found[2]), int(found[3])) for found in _USAGE.finditer(resources)}
         code = _instructions(_dump("-sass", library, toolchain))
@@ -164,7 +169,7 @@ def make_card(
         threads=entry.threads,
         stages=entry.stages,
         tensor_instructions=dict(sorted(counts.items())),
-        sass_inspected=toolchain.cuobjdump is not None,
+        sass_inspected=can_inspect(toolchain),
         compile_seconds=seconds,
         compiled_with=compiled_with,
         compile_peak_bytes=peak_bytes,

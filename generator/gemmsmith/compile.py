@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,34 @@ class CompiledLibrary:
     """Resident memory of the largest process among nvcc and those that it started."""
 
 
+class Stop:
+    """A word to all compilers of a build to end at once, and to those that wait not to begin."""
+
+    def __init__(self) -> None:
+        self.given = threading.Event()
+        self._running: set[int] = set()
+        self._lock = threading.Lock()
+
+    def give(self) -> None:
+        """Kill the compilers that run, with all that they started, and let none start."""
+        with self._lock:
+            self.given.set()
+            for group in self._running:
+                os.killpg(group, signal.SIGKILL)
+
+    def started(self, process: int) -> None:
+        """Note a compiler that leads its own process group."""
+        with self._lock:
+            self._running.add(process)
+            if self.given.is_set():
+                os.killpg(process, signal.SIGKILL)
+
+    def ending(self, process: int) -> None:
+        """Forget a compiler that has ended but still holds its number."""
+        with self._lock:
+            self._running.discard(process)
+
+
 def command(
     source: Path, library: Path, toolchain: Toolchain, arch: Architecture
 ) -> tuple[str, ...]:
@@ -59,12 +88,18 @@ def command(
 
 
 def compile_library(
-    source: RenderedSource, toolchain: Toolchain, out_dir: Path, *, jobs: int, failures: Path
+    source: RenderedSource,
+    toolchain: Toolchain,
+    out_dir: Path,
+    *,
+    jobs: int,
+    failures: Path,
+    stop: Stop | None = None,
 ) -> CompiledLibrary:
     """Compile ``source`` in ``out_dir``, an empty folder, and return what came out.
 
     ``jobs`` is the number of compilers running at once, for the advice where memory runs out.
-    Source and log of a failure are kept in the folder ``failures``.
+    Source and log of a failure are kept in the folder ``failures``. ``stop`` can end it early.
 
     Raises:
         CompileError: with kernels, first error, command, log and kept source.
@@ -78,9 +113,8 @@ def compile_library(
         stream.write(shlex.join(arguments) + "\n")
         stream.flush()
         started = time.monotonic()
-        code, peak = _run(
-            arguments, stream.fileno(), {**toolchain.environment, "TMPDIR": str(scratch)}
-        )
+        environment = {**toolchain.environment, "TMPDIR": str(scratch)}
+        code, peak = _run(arguments, stream.fileno(), environment, stop or Stop())
         seconds = time.monotonic() - started
     shutil.rmtree(scratch, ignore_errors=True)
     text = log.read_text(errors="replace")
@@ -101,7 +135,9 @@ def keep(source: Path, log: Path, folder: Path) -> str:
     return f"  source: {kept[0]}\n  log: {kept[1]}"
 
 
-def _run(arguments: Sequence[str], log: int, environment: dict[str, str]) -> tuple[int, int]:
+def _run(
+    arguments: Sequence[str], log: int, environment: dict[str, str], stop: Stop
+) -> tuple[int, int]:
     """Run a command; return its exit code (negative: a signal) and peak memory in bytes."""
     try:
         process = subprocess.Popen(
@@ -110,15 +146,19 @@ def _run(arguments: Sequence[str], log: int, environment: dict[str, str]) -> tup
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
+            start_new_session=True,
         )
     except OSError as error:
         raise CompileError(f"cannot start {arguments[0]}: {error.strerror}") from error
+    stop.started(process.pid)
     try:
-        _, status, usage = os.wait4(process.pid, 0)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     except BaseException:
-        process.kill()
-        process.wait()
+        os.killpg(process.pid, signal.SIGKILL)
         raise
+    finally:
+        stop.ending(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_maxrss * 1024
 

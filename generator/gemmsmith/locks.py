@@ -6,10 +6,13 @@ import fcntl
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from gemmsmith.errors import CacheError
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +49,21 @@ def unlock(path: Path, handle: int) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock ``path``; a wait of more than :data:`PATIENCE` is logged with its holder."""
+def locked(path: Path, give_up: threading.Event | None = None) -> Iterator[None]:
+    """Hold the lock ``path``; a wait of more than :data:`PATIENCE` is logged with its holder.
+
+    Raises:
+        CacheError: where ``give_up`` is set before the lock is free.
+    """
+    give_up = give_up or threading.Event()
     started = time.monotonic()
     told = False
     while (handle := try_lock(path)) is None:
         if not told and time.monotonic() - started > PATIENCE:
             told = True
             _log.warning("waiting for %s, held by %s", path, _holder(path))
-        time.sleep(_STEP)
+        if give_up.wait(_STEP):
+            raise CacheError(f"gave up waiting for {path}, held by {_holder(path)}")
     try:
         yield
     finally:
