@@ -17,6 +17,7 @@ from gemmsmith.errors import MeasureError, NoDeviceError
 Arm: TypeAlias = Sequence[Callable[[], object]]
 """One function over its rotated inputs: a closure for each input set, all of equal work."""
 
+_CALIBRATIONS = 3  # a GPU that was idle is slow at first, which makes a pass look long
 _MOST_NODES = 1024  # calls in one graph: past that, launching it stops being cheap
 
 
@@ -92,12 +93,16 @@ class GraphTimer:
         with torch.cuda.stream(self._stream):
             for call in arm:  # compiles, loads and allocates what a first call does
                 call()
+        passes = 1
         graph = _graph(name, arm, self._stream)
-        marks = self._marks([graph, graph, graph])
-        self._stream.synchronize()
-        pass_us = max(1000 * marks[1].elapsed_time(marks[3]) / 2, 1.0)
-        passes = max(1, min(math.ceil(replay_us / pass_us), _MOST_NODES // len(arm)))
-        if passes > 1:
+        for _ in range(_CALIBRATIONS):
+            marks = self._marks([graph, graph, graph])
+            self._stream.synchronize()
+            pass_us = max(1000 * marks[2].elapsed_time(marks[3]) / passes, 1.0)
+            wanted = max(1, min(math.ceil(replay_us / pass_us), _MOST_NODES // len(arm)))
+            if wanted <= 1.25 * passes:
+                break
+            passes = wanted
             graph = _graph(name, [*arm] * passes, self._stream)
         self._graphs[name] = graph
         self._calls[name] = passes * len(arm)

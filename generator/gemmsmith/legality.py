@@ -210,7 +210,7 @@ def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
             f" which {spec.schedule} needs",
             fix=f"tile.{m_side}={_multiple_near(tile.m, step)} is",
         )
-    width = 16 if spec.store == "tma" else 8  # stmatrix stores pairs of 8 columns; wgmma steps by 8
+    width = 16  # wgmma steps by 8, but the collectives do not compile for a tile of 8
     if tile.n % width or tile.n > 256:
         yield Objection(
             key="tile",

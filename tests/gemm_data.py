@@ -1,0 +1,49 @@
+"""Operands with exact answers, and the memory that shows what a kernel did not or must not write."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+GUARD = 1024
+"""Elements before and behind a guarded output that no kernel may touch."""
+
+
+def matrix(rows: int, columns: int, letter: str, values: Tensor) -> Tensor:
+    """Return ``values`` (rows, columns) stored row-major (``r``) or column-major (``c``)."""
+    if letter == "r":
+        return values.reshape(rows, columns).contiguous()
+    return values.reshape(rows, columns).t().contiguous().t()
+
+
+def small_integers(*shape: int, dtype: torch.dtype, device: str, most: int = 3) -> Tensor:
+    """Return integers in [-most, most]: their products sum exactly in f32 up to K = 2^24 / most^2."""
+    return torch.randint(-most, most + 1, shape, device=device).to(dtype)
+
+
+class GuardedOutput:
+    """An output (M, N) full of NaN inside a larger buffer that must stay NaN around it."""
+
+    def __init__(self, m: int, n: int, letter: str, dtype: torch.dtype, device: str) -> None:
+        self._buffer = torch.full((m * n + 2 * GUARD,), math.nan, dtype=dtype, device=device)
+        inside = self._buffer[GUARD : GUARD + m * n]
+        self.out = inside.view(m, n) if letter == "r" else inside.view(n, m).t()
+
+    def overrun(self) -> bool:
+        """Whether something was written outside the output."""
+        around = torch.cat([self._buffer[:GUARD], self._buffer[-GUARD:]])
+        return not bool(around.isnan().all())
+
+
+def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an exact f64 result rounded once to ``dtype``, by way of the f32 that holds it exactly."""
+    return exact.float().to(dtype)
+
+
+def error_bound(exact: Tensor, magnitude: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """Return what an f32-accumulating kernel may be off: 1 ulp of the output + K 2^-24 sum|a||b|."""
+    eps = torch.finfo(dtype).eps
+    exponent = torch.floor(torch.log2(exact.abs().clamp_min(torch.finfo(dtype).tiny)))
+    return eps * torch.exp2(exponent) + k * 2.0**-24 * magnitude

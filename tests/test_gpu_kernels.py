@@ -1,0 +1,172 @@
+"""Every default kernel of this GPU is right: exact on integers, within bounds on random data."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gemmsmith  # noqa: E402
+from gemmsmith.errors import NoKernelError  # noqa: E402
+from gemmsmith.kernelset import KernelSet  # noqa: E402
+from gemmsmith.operands import TORCH_DTYPES  # noqa: E402
+from gemmsmith.resources import configs_dir  # noqa: E402
+from tests.gemm_data import GuardedOutput, error_bound, matrix, rounded, small_integers  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+_OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
+TOKENS = (1, 7, 17, 200, 2048)
+WEIGHTS = ((64, 64), (1000, 712), (4096, 1024))
+"""(N, K): one tile, odd multiples of 8, many tiles."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> KernelSet:
+    """The default kernels of this GPU, built."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    loaded = gemmsmith.load(configs_dir() / "kernels")
+    loaded.build()
+    return loaded
+
+
+def run_twice(kernel, a, b, letter, out_dtype, **extra):  # type: ignore[no-untyped-def]
+    """Return the result on NaN-poisoned, guarded memory; both runs must give equal bits."""
+    results = []
+    for _ in range(2):
+        guarded = GuardedOutput(a.shape[0], b.shape[1], letter, out_dtype, "cuda")
+        kernel(a, b, out=guarded.out, **extra)
+        assert not guarded.overrun(), f"{kernel.name} wrote outside its output"
+        results.append(guarded.out)
+    assert torch.equal(results[0], results[1]), f"{kernel.name} differs from run to run"
+    return results[0]
+
+
+def test_integers_are_exact(kernels: KernelSet) -> None:
+    tested = 0
+    for name in kernels.names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        for m in TOKENS:
+            for n, k in WEIGHTS:
+                values_a = small_integers(m, k, dtype=dtype, device="cuda")
+                values_b = small_integers(k, n, dtype=dtype, device="cuda")
+                a, b = matrix(m, k, spec.layout[0], values_a), matrix(k, n, spec.layout[1], values_b)
+                bias = small_integers(n, dtype=out_dtype, device="cuda") if spec.bias else None
+                if kernel.misfit(a, b, bias):
+                    continue
+                exact = a.double() @ b.double()
+                if bias is not None:
+                    exact = exact + bias.double()
+                if spec.acc.name == "fp16" and exact.abs().max() > 2048:
+                    continue  # integers above 2^11 are not exact in fp16
+                result = run_twice(kernel, a, b, spec.layout[2], out_dtype, bias=bias)
+                assert torch.equal(result, rounded(exact, out_dtype)), f"{name} at {m}x{n}x{k}"
+                tested += 1
+    print(f"{tested} kernel and shape pairs exact")
+    assert tested >= 3 * len(kernels.names)
+
+
+def test_random_data_within_one_ulp_and_the_sum_bound(kernels: KernelSet) -> None:
+    for name in kernels.names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        if spec.acc.name != "fp32":
+            continue
+        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        for m, n, k in ((1, 1000, 712), (17, 4096, 1024), (200, 1000, 4096), (2048, 4096, 1024)):
+            a = matrix(m, k, spec.layout[0], torch.randn(m, k, dtype=dtype, device="cuda"))
+            b = matrix(k, n, spec.layout[1], torch.randn(k, n, dtype=dtype, device="cuda"))
+            if kernel.misfit(a, b):
+                continue
+            result = run_twice(kernel, a, b, spec.layout[2], out_dtype)
+            exact = a.double() @ b.double()
+            magnitude = a.double().abs() @ b.double().abs()
+            bound = error_bound(exact, magnitude, k, out_dtype)
+            excess = ((result.double() - exact).abs() / bound).max().item()
+            assert excess <= 1.0, f"{name} at {m}x{n}x{k}: {excess:.2f} of the bound"
+
+
+def test_residual_alpha_beta_and_bias(kernels: KernelSet) -> None:
+    m, n, k = 200, 1000, 712
+    tested = 0
+    for name in kernels.names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        if not spec.residual:
+            continue
+        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        a = matrix(m, k, spec.layout[0], small_integers(m, k, dtype=dtype, device="cuda", most=1))
+        b = matrix(k, n, spec.layout[1], small_integers(k, n, dtype=dtype, device="cuda", most=1))
+        c = matrix(m, n, spec.layout[2], small_integers(m, n, dtype=out_dtype, device="cuda"))
+        bias = small_integers(n, dtype=out_dtype, device="cuda")
+        both = spec.arch.api == "3.x"
+        for use_bias in (False, True) if both and spec.bias else (False,):
+            extra = {"residual": c, "alpha": 2.0, "beta": -0.5}
+            exact = 2.0 * (a.double() @ b.double()) - 0.5 * c.double()
+            if use_bias:
+                extra["bias"] = bias
+                exact = exact + bias.double()
+            result = run_twice(kernel, a, b, spec.layout[2], out_dtype, **extra)
+            assert torch.equal(result, rounded(exact, out_dtype)), f"{name}, bias {use_bias}"
+            tested += 1
+        in_place = c.clone(memory_format=torch.preserve_format)
+        kernel(a, b, residual=in_place, out=in_place)
+        exact = a.double() @ b.double() + c.double()
+        assert torch.equal(in_place, rounded(exact, out_dtype)), f"{name} in place"
+    assert tested, "no default kernel has a residual"
+
+
+def test_x14_c_is_not_read_when_beta_is_zero(kernels: KernelSet) -> None:
+    m = n = 256
+    k = 64
+    for name in kernels.names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        if not spec.residual:
+            continue
+        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        a = matrix(m, k, spec.layout[0], small_integers(m, k, dtype=dtype, device="cuda"))
+        b = matrix(k, n, spec.layout[1], small_integers(k, n, dtype=dtype, device="cuda"))
+        exact = rounded(a.double() @ b.double(), out_dtype)
+        for poison in (float("nan"), float("inf")):
+            for beta in (0.0, -0.0):
+                c = torch.full((m, n), poison, dtype=out_dtype, device="cuda")
+                c = matrix(m, n, spec.layout[2], c)
+                result = kernel(a, b, residual=c, beta=beta)
+                assert torch.equal(result, exact), f"{name}: {poison} leaks with beta {beta}"
+
+
+def test_n01_half_accumulators_lose_ones_and_f32_ones_do_not(kernels: KernelSet) -> None:
+    k = 4096
+    for name in kernels.names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        if spec.a.name != "fp16" or spec.acc.name != "fp32" or spec.d.name != "fp16":
+            continue
+        a = torch.zeros(8, k, dtype=torch.float16, device="cuda")
+        a[0, 0] = 2048
+        a[0, 16:4096:16] = 1
+        b = torch.ones(k, 8, dtype=torch.float16, device="cuda")
+        a, b = matrix(8, k, spec.layout[0], a), matrix(k, 8, spec.layout[1], b)
+        if kernel.misfit(a, b):
+            continue
+        assert kernel(a, b)[0, 0].item() == 2304.0, name  # 2303 rounded to fp16
+
+
+def test_a_call_that_does_not_fit_is_refused_and_the_next_one_works(kernels: KernelSet) -> None:
+    for name in kernels.names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        dtype = _OF_DTYPE[spec.a]
+        a = matrix(8, 36, spec.layout[0], torch.ones(8, 36, dtype=dtype, device="cuda"))
+        b = matrix(36, 8, spec.layout[1], torch.ones(36, 8, dtype=dtype, device="cuda"))
+        if spec.layout.startswith("rc") and min(spec.alignment) == 8:
+            with pytest.raises(NoKernelError, match="K=36 is not a multiple of 8"):
+                kernel(a, b)
+        a = matrix(8, 64, spec.layout[0], torch.ones(8, 64, dtype=dtype, device="cuda"))
+        b = matrix(64, 8, spec.layout[1], torch.ones(64, 8, dtype=dtype, device="cuda"))
+        if not kernel.misfit(a, b):
+            assert (kernel(a, b) == 64).all(), name
