@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import os
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from gemmsmith import smollm2
+from gemmsmith.conversion import convert
 from gemmsmith.errors import CacheError
+from model_noise import measure
 
 try:
     smollm2.find_gguf()
@@ -101,6 +104,16 @@ def test_it_knows_something(loaded: tuple[Any, Any]) -> None:
     with torch.inference_mode():
         logits = model(ids).logits[0, -1]
     assert tokenizer.decode(logits.argmax()) == " Paris"
+
+
+@with_model
+def test_the_cpu_path_stays_within_bf16_noise(loaded: tuple[Any, Any]) -> None:
+    original, tokenizer = loaded
+    converted = copy.deepcopy(original)
+    assert convert(converted).converted_flops_share == 1
+    text = "Tensor cores multiply small matrices and add the product to a third one."
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    measure(copy.deepcopy(original).float(), original, converted, ids).check()
 
 
 @with_model
