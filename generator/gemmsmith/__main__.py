@@ -1,0 +1,5 @@
+"""``python -m gemmsmith``: the command line."""
+
+from gemmsmith.cli import main
+
+main()

@@ -1,0 +1,258 @@
+"""Verbs about what files ask for: ``list``, ``explain``, ``render``. No compiler, no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemmsmith.cli.options import (
+    Archs,
+    AsJson,
+    Names,
+    Source,
+    architectures,
+    cached,
+    print_json,
+    print_table,
+    source_of,
+    specs_of,
+)
+
+if TYPE_CHECKING:
+    from gemmsmith.config import Entry
+    from gemmsmith.explain import ProblemReport, SpecReport
+    from gemmsmith.spec import KernelSpec
+
+_SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
+
+
+def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson = False) -> None:
+    """List the kernels that files ask for, and which of them are compiled."""
+    from gemmsmith.config import inspect_file
+
+    specs = specs_of(source, arch)
+    places: dict[str, Entry] = {}
+    for entry in inspect_file(source_of(source)):
+        if entry.spec is not None:
+            places.setdefault(entry.spec.name, entry)
+    built = cached(specs)
+    if as_json:
+        print_json(
+            {
+                "kernels": [
+                    {
+                        **_facts(spec),
+                        "family": places[spec.name].family,
+                        "file": places[spec.name].file,
+                        "line": places[spec.name].line,
+                        "built": spec in built,
+                        "library": str(built[spec].library) if spec in built else None,
+                    }
+                    for spec in specs
+                ]
+            }
+        )
+        return
+    print_table(
+        ("KERNEL", "ARCH", "FAMILY", "WHERE", "BUILT"),
+        (
+            (
+                spec.name,
+                spec.arch.name,
+                places[spec.name].family,
+                f"{places[spec.name].file}:{places[spec.name].line}",
+                "yes" if spec in built else "no",
+            )
+            for spec in specs
+        ),
+    )
+
+
+def _facts(spec: KernelSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "arch": spec.arch.name,
+        "dtype": {"a": spec.a.name, "b": spec.b.name, "acc": spec.acc.name, "d": spec.d.name},
+        "layout": spec.layout,
+        "tile": list(spec.tile),
+        "warp": list(spec.warp) if spec.warp else None,
+        "stages": spec.stages,
+        "cluster": list(spec.cluster),
+        "schedule": spec.schedule,
+        "scheduler": spec.scheduler,
+        "store": spec.store,
+        "swap": spec.swap,
+        "bias": spec.bias,
+        "residual": spec.residual,
+        "alignment": spec.alignment._asdict(),
+    }
+
+
+def explain(
+    source: Source = None,
+    arch: Archs = None,
+    problem: Annotated[
+        tuple[int, int, int] | None,
+        typer.Option(
+            metavar="M N K", help="Also how each kernel meets this problem.", show_default=False
+        ),
+    ] = None,
+    sms: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            help="Multiprocessors of the GPU; by default those of the GPU here, "
+            "else of an A100 or H200.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Say for each kernel why it is legal or not, what it takes, and its waves for a problem.
+
+    Ends with 2 where a kernel is illegal.
+    """
+    from gemmsmith.arch import parse_architecture
+    from gemmsmith.config import inspect_file
+    from gemmsmith.explain import explain_problem, explain_spec
+
+    words = architectures(arch)
+    wanted = None if words is None else [parse_architecture(word) for word in words]
+    entries = [
+        entry for entry in inspect_file(source_of(source)) if wanted is None or entry.arch in wanted
+    ]
+    results = []
+    for entry in entries:
+        report = met = None
+        if entry.spec is not None:
+            report = explain_spec(entry.spec)
+            if problem is not None:
+                met = explain_problem(entry.spec, *problem, _sm_count(entry.spec, sms))
+        results.append((entry, report, met))
+    if as_json:
+        print_json({"kernels": [_explained(*result) for result in results]})
+    else:
+        for result in results:
+            typer.echo(_explanation(*result))
+    if any(entry.objections for entry in entries):
+        raise typer.Exit(2)
+
+
+def _sm_count(spec: KernelSpec, given: int | None) -> int:
+    if given is not None:
+        return given
+    from gemmsmith.nvml import devices
+
+    here = [device.sm_count for device in devices() if device.capability == spec.arch.capability]
+    return here[0] if here and here[0] else _SM_COUNTS[spec.arch.name]
+
+
+def _explained(
+    entry: Entry, report: SpecReport | None, met: ProblemReport | None
+) -> dict[str, Any]:
+    return {
+        "title": entry.title,
+        "family": entry.family,
+        "file": entry.file,
+        "line": entry.line,
+        "arch": entry.arch.name,
+        "legal": not entry.objections,
+        "objections": [asdict(objection) for objection in entry.objections],
+        "resources": asdict(report) if report else None,
+        "problem": asdict(met) if met else None,
+    }
+
+
+def _explanation(entry: Entry, report: SpecReport | None, met: ProblemReport | None) -> str:
+    place = f"{entry.file}:{entry.line}"
+    if report is None:
+        lines = [f"{place}: illegal: {entry.title}", *map(str, entry.objections)]
+        return "\n    ".join(lines)
+    stages = f"{report.stages} stages" + (" (auto)" if report.stages_automatic else "")
+    memory = (
+        f"shared memory {report.shared_memory:,} of {report.shared_memory_limit:,} B: {stages}"
+        f" of {report.stage_bytes:,} B ({report.stages_that_fit} fit),"
+        f" epilogue {report.epilogue_bytes:,} B"
+    )
+    lines = [
+        f"{place}: legal: {report.name}",
+        f"{report.threads} threads, {report.accumulator_registers} accumulator registers each",
+        memory,
+    ]
+    if met is not None and met.misfit:
+        lines.append(f"cannot take the problem: {met.misfit}")
+    elif met is not None:
+        lines.append(
+            f"{met.tiles:,} tiles, {met.waves:.2f} waves ({met.wave_efficiency:.0%} of the"
+            f" multiprocessors busy), {met.tile_efficiency:.0%} of the tiles used,"
+            f" {met.intensity:.0f} FLOP/B: bound by {met.bound}"
+        )
+    return "\n    ".join(lines)
+
+
+def render_kernels(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME|FILE|FOLDER]",
+            help="A kernel by name, or a YAML file or folder; by default gemmsmith's own kernels.",
+            show_default=False,
+        ),
+    ] = None,
+    arch: Archs = None,
+    kernel: Names = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write there, one file a kernel.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Print the CUDA source of a kernel, or write those of many into a folder."""
+    from gemmsmith.render import render
+
+    path = Path(what) if what and (Path(what).exists() or Path(what).suffix) else None
+    names = [what] if what and path is None else kernel
+    sources = [render([spec]) for spec in specs_of(path, arch, names)]
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            file = output / source.filename
+            if not file.exists() or file.read_text(encoding="utf-8") != source.text:
+                file.write_text(source.text, encoding="utf-8")
+    if as_json:
+        print_json(
+            {
+                "kernels": [
+                    {
+                        "name": source.specs[0].name,
+                        "filename": source.filename,
+                        "digest": source.digest,
+                        "text": source.text,
+                    }
+                    for source in sources
+                ]
+            }
+        )
+    elif output is not None:
+        for source in sources:
+            typer.echo(output / source.filename)
+    elif len(sources) == 1:
+        typer.echo(sources[0].text, nl=False)
+    else:
+        raise typer.BadParameter(
+            f"these are {len(sources)} kernels; name one, or say where to write them with -o DIR"
+        )
+
+
+VERBS = {"list": list_kernels, "explain": explain, "render": render_kernels}

@@ -1,0 +1,163 @@
+"""Verbs about this machine and what kernels do on it: ``doctor``, ``run``, ``bench``, ``demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gemmsmith.cli.options import AsJson, Source, print_json, source_of
+
+Dtype = Annotated[
+    str | None, typer.Option(metavar="fp16|bf16", help="Element type.", show_default=False)
+]
+
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Say what this machine has for building and running kernels, and how to get what it lacks.
+
+    Ends with 1 where a build would fail.
+    """
+    from gemmsmith.doctor import examine, render_text
+
+    report = examine()
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        typer.echo(render_text(report))
+    if not report.can_build:
+        raise typer.Exit(1)
+
+
+def run(
+    m: Annotated[int, typer.Argument(min=1, metavar="M", help="Rows of A and D.")],
+    n: Annotated[int, typer.Argument(min=1, metavar="N", help="Columns of B and D.")],
+    k: Annotated[int, typer.Argument(min=1, metavar="K", help="Columns of A, rows of B.")],
+    source: Source = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This kernel; by default the best.", show_default=False),
+    ] = None,
+    dtype: Dtype = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time to measure.")] = 1.0,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Verify one kernel on D (M, N) = A (M, K) @ B (K, N) and time it beside torch. Needs a GPU.
+
+    Ends with 1 where a result is wrong.
+    """
+    from gemmsmith.progress import ConsoleProgress
+    from gemmsmith.trial import try_kernel
+
+    trial = try_kernel(
+        (m, n, k),
+        path=source_of(source),
+        name=kernel,
+        dtype=dtype,
+        seconds=seconds,
+        building=ConsoleProgress(),
+    )
+    if as_json:
+        print_json(trial.as_json())
+    else:
+        typer.echo(str(trial))
+    if trial.faults:
+        raise typer.Exit(1)
+
+
+def bench(
+    source: Source = None,
+    model: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Model whose GEMM shapes are measured.")
+    ] = "llama3-8b",
+    dtype: Dtype = None,
+    m: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--m",
+            metavar="TOKENS",
+            help="Tokens at a time; repeatable; by default 1 to 8192.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time for each shape.")] = 1.5,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write all samples there as JSON, anew after each shape.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    all_kernels: Annotated[
+        bool, typer.Option("--all-kernels", help="Also time every kernel that fits, alone.")
+    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Print ratios only.")] = False,
+    check_harness: Annotated[
+        bool,
+        typer.Option("--self-test", help="Measure known ratios instead; ends with 1 if wrong."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time gemmsmith beside torch's F.linear on a model's shapes. Needs a GPU.
+
+    Ends with 1 where a result is wrong.
+    """
+    from gemmsmith.bench import run_bench, self_test
+    from gemmsmith.progress import ConsoleProgress
+    from gemmsmith.report_text import compact_report, full_report
+
+    if check_harness:
+        tested = self_test()
+        if as_json:
+            print_json({**asdict(tested), "passed": tested.passed})
+        else:
+            typer.echo(str(tested))
+        raise typer.Exit(0 if tested.passed else 1)
+    report = run_bench(
+        model,
+        dtype=dtype,
+        m=m or None,
+        all_kernels=all_kernels,
+        json_path=output,
+        seconds_per_shape=seconds,
+        kernels=source,
+        progress=lambda line: typer.echo(line, err=True),
+        building=ConsoleProgress(),
+    )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(compact_report(report) if compact else full_report(report))
+    if report.wrong:
+        raise typer.Exit(1)
+
+
+def demo(
+    prompt: Annotated[
+        str | None, typer.Option(help="Start of the text to generate.", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compilers at once.", show_default=False)
+    ] = None,
+) -> None:
+    """Build the demo's kernels, show their cards and run SmolLM2-135M on them."""
+    from gemmsmith import demo as demonstration
+
+    demonstration.main(prompt=prompt or demonstration.PROMPT, tokens=tokens, jobs=jobs)
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "doctor": doctor,
+    "run": run,
+    "bench": bench,
+    "demo": demo,
+}

@@ -1,0 +1,115 @@
+"""Arguments that several verbs share, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gemmsmith.cache import CachedKernel
+    from gemmsmith.spec import KernelSpec
+
+Source = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE|FOLDER]",
+        help="YAML file of kernels or a folder of them; by default gemmsmith's own.",
+        show_default=False,
+    ),
+]
+Archs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arch",
+        metavar="ARCH",
+        help="Only kernels of this architecture (sm_80, sm_90a, auto: the GPU here); repeatable.",
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernel", metavar="NAME", help="Only this kernel; repeatable.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+
+
+def source_of(path: Path | None) -> Path:
+    """Return the file or folder that is meant: ``path``, or the kernels that come along."""
+    from gemmsmith.resources import configs_dir
+
+    return path if path is not None else configs_dir() / "kernels"
+
+
+def architectures(words: Sequence[str] | None) -> list[str] | None:
+    """Return the architectures asked for, ``auto`` replaced by that of the GPU; None for all."""
+    if not words:
+        return None
+    from gemmsmith.nvml import detect_architecture
+
+    return [detect_architecture().name if word == "auto" else word for word in words]
+
+
+def specs_of(
+    path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
+) -> tuple[KernelSpec, ...]:
+    """Return the kernels that a verb is about.
+
+    Raises:
+        ConfigError: where the files cannot be used.
+        NoKernelError: where there is no kernel of one of ``names``.
+    """
+    from gemmsmith.config import load_specs
+
+    specs = load_specs(source_of(path), arch=architectures(archs))
+    return tuple(_named(specs, name) for name in names) if names else specs
+
+
+def _named(specs: Sequence[KernelSpec], name: str) -> KernelSpec:
+    import difflib
+
+    from gemmsmith.errors import NoKernelError
+
+    names = {spec.name: spec for spec in specs}
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise NoKernelError(f"no kernel is called {name}{hint} (gemmsmith list shows all)")
+
+
+def cached(specs: Iterable[KernelSpec]) -> dict[KernelSpec, CachedKernel]:
+    """Return those of ``specs`` that are compiled already, for the toolchain in use."""
+    from gemmsmith.cache import Cache
+    from gemmsmith.errors import ToolchainError
+    from gemmsmith.identity import identity
+    from gemmsmith.render import render
+    from gemmsmith.settings import settings
+    from gemmsmith.toolchain import find_toolchain
+
+    try:
+        toolchain = find_toolchain()
+    except ToolchainError:  # without one, the newest kernel that agrees in all else is meant
+        toolchain = None
+    cache = Cache(settings().cache_dir)
+    found = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
+    return {spec: kernel for spec, kernel in found.items() if kernel is not None}
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` as indented JSON."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print left-aligned columns as wide as they need to be, so that lines can be searched."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(padded).rstrip())
