@@ -7,11 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gemmsmith  # noqa: E402
+from gemm_data import GuardedOutput, error_bound, matrix, rounded, small_integers  # noqa: E402
 from gemmsmith.errors import NoKernelError  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402
 from gemmsmith.operands import TORCH_DTYPES  # noqa: E402
 from gemmsmith.resources import configs_dir  # noqa: E402
-from tests.gemm_data import GuardedOutput, error_bound, matrix, rounded, small_integers  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
