@@ -15,6 +15,7 @@ from gemmsmith.nvml import detect_architecture, devices
 from gemmsmith.progress import ConsoleProgress, duration
 from gemmsmith.resources import configs_dir
 from gemmsmith.spec import KernelSpec
+from gemmsmith.toolchain import Toolchain
 
 __all__ = ["demo_specs", "main"]
 
@@ -22,7 +23,13 @@ PROMPT = "The three laws of motion are"
 TOKENS = 32
 
 
-def main(*, prompt: str = PROMPT, tokens: int = TOKENS, jobs: int | None = None) -> None:
+def main(
+    *,
+    prompt: str = PROMPT,
+    tokens: int = TOKENS,
+    jobs: int | None = None,
+    toolchain: Toolchain | None = None,
+) -> None:
     """Build the demo's kernels, print their cards, generate a text with SmolLM2 on them.
 
     Raises:
@@ -33,7 +40,7 @@ def main(*, prompt: str = PROMPT, tokens: int = TOKENS, jobs: int | None = None)
     specs = demo_specs(archs)
     names = " and ".join(arch.name for arch in archs)
     print(f"{len(specs)} kernels of configs/kernels for {names} ({gpu})", flush=True)
-    report = build(specs, jobs=jobs, progress=ConsoleProgress())
+    report = build(specs, toolchain=toolchain, jobs=jobs, progress=ConsoleProgress())
     report.raise_if_failed()
     for kernel in report.built:
         print(_card(kernel.card, kernel.cached))
@@ -70,7 +77,8 @@ def demo_specs(archs: Sequence[Architecture]) -> tuple[KernelSpec, ...]:
 def _gpu() -> tuple[str, tuple[Architecture, ...]]:
     """Return the GPU in words and the architectures to build for: its own, or all without one."""
     try:
-        return devices()[0].name if devices() else "", (detect_architecture(),)
+        arch = detect_architecture()
+        return devices()[0].name, (arch,)
     except (NoDeviceError, UnknownArchitectureError) as error:
         return str(error), ARCHITECTURES
 

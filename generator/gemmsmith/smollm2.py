@@ -11,16 +11,15 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 
+from gemmsmith.cache import Cache
 from gemmsmith.errors import CacheError, GemmsmithError
+from gemmsmith.locks import locked
 from gemmsmith.settings import settings
 
 __all__ = ["ModelFileError", "find_gguf", "kept_model", "load_smollm2", "model_folder"]
@@ -32,7 +31,7 @@ FORMAT = "1"
 """Part of the kept copy's identity: a change of what :func:`_convert` writes needs a new number."""
 
 
-class ModelFileError(GemmsmithError, FileNotFoundError):
+class ModelFileError(GemmsmithError):
     """The model's file, or a package that reads it, is not there."""
 
 
@@ -80,22 +79,21 @@ def kept_model() -> Path:
     folder = model_folder()
     if folder.is_dir():
         return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.with_suffix(".lock")):
-            if folder.is_dir():
-                return folder
-            scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
-            try:
-                _convert(find_gguf(), scratch)
-                scratch.chmod(0o755)
-                scratch.rename(folder)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise CacheError(
-            f"the model cannot be kept in {folder.parent}: {error}; set GEMMSMITH_CACHE_DIR"
-        ) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder.with_suffix(".lock")))
+            scratch = stack.enter_context(Cache(settings().cache_dir).scratch())
+        except OSError as error:
+            raise CacheError(
+                f"the model cannot be kept in {folder.parent} ({error.strerror}):"
+                " set GEMMSMITH_CACHE_DIR to a folder that can be written"
+            ) from error
+        if not folder.is_dir():  # nobody made it while this process waited
+            made = scratch / "model"
+            made.mkdir()
+            _convert(find_gguf(), made)
+            made.rename(folder)
     return folder
 
 
