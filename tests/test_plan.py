@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from fakes import ampere, hopper
+from gemmsmith.arch import Schedule
 from gemmsmith.card import Card
 from gemmsmith.plan import LARGEST_GROUP, makespan, plan
+from gemmsmith.spec import Tile
 
 AMPERE = [ampere(n, m) for n in (64, 128, 256) for m in (64, 128)]
 HOPPER = [hopper(n) for n in (32, 64, 96, 128, 160, 192)]
@@ -29,6 +33,21 @@ def test_few_jobs_share_headers_and_many_jobs_split() -> None:
     assert sorted(len(group.specs) for group in plan(HOPPER, 2)) == [3, 3]
     assert [len(group.specs) for group in plan(HOPPER, 16)] == [1] * 6
     assert [len(group.specs) for group in plan(HOPPER[:4], 1)] == [4]
+
+
+def test_neighbours_are_kin() -> None:
+    schedules: tuple[Schedule, ...] = ("pingpong", "cooperative")
+    mixed = [
+        dataclasses.replace(hopper(n), schedule=schedule, tile=Tile(m, n, 64))
+        for n in (64, 128)
+        for schedule, m in zip(schedules, (64, 128), strict=True)
+    ]
+    assert len(plan(mixed, 1)) == 1
+    apart = plan(mixed, 2)
+    assert [{spec.schedule for spec in group.specs} for group in apart] == [
+        {"cooperative"},
+        {"pingpong"},
+    ]
 
 
 def test_makespan_is_that_of_longest_first() -> None:

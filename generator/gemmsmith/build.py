@@ -230,16 +230,17 @@ class _Builder:
             with self._lock:
                 self._open[group] = time.monotonic()
                 self._progress.started([spec.name for spec in missing], remaining=self._remaining())
-            folder.mkdir()
             try:
-                compiled = compile_library(
-                    render(missing),
-                    self._toolchain,
-                    folder,
-                    jobs=self._jobs,
-                    failures=self._failures(missing[0]),
-                    stop=self._stop,
-                )
+                with self._cache.writing():
+                    folder.mkdir()
+                    compiled = compile_library(
+                        render(missing),
+                        self._toolchain,
+                        folder,
+                        jobs=self._jobs,
+                        failures=self._failures(missing[0]),
+                        stop=self._stop,
+                    )
                 cards = self._cards(missing, compiled)
             except (CompileError, LoadError) as error:
                 return error

@@ -85,7 +85,7 @@ class Cache:
         digest = hashlib.sha256(compiled.path.read_bytes()).hexdigest()[:32]
         library = self.folder / "libraries" / f"{digest}.so"
         stored = {}
-        with self._writing():
+        with self.writing():
             library.parent.mkdir(parents=True, exist_ok=True)
             compiled.source.replace(library.with_suffix(".cu"))
             compiled.log.replace(library.with_suffix(".log"))
@@ -121,11 +121,11 @@ class Cache:
             CacheError: where the cache cannot be written, or ``give_up`` is set meanwhile.
         """
         folder = self.folder / "locks"
-        with self._writing():
+        with self.writing():
             folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             for digest in sorted(identity.digest for identity in identities):
-                with self._writing():
+                with self.writing():
                     stack.enter_context(locked(folder / f"{digest}.lock", give_up))
             yield
 
@@ -135,13 +135,24 @@ class Cache:
         parent = self.folder / "scratch"
         folder = parent / uuid.uuid4().hex
         with ExitStack() as stack:
-            with self._writing():
+            with self.writing():
                 parent.mkdir(parents=True, exist_ok=True)
                 _sweep(parent)
                 stack.enter_context(locked(folder.with_suffix(".lock")))
                 folder.mkdir()
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             yield folder
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the operating system says against writing into CacheError."""
+        try:
+            yield
+        except OSError as error:
+            raise CacheError(
+                f"the kernel cache {self.folder} cannot be written ({error.strerror}), and a "
+                "kernel is missing in it: set GEMMSMITH_CACHE_DIR to a folder that can"
+            ) from error
 
     def failures(self, identity: Identity) -> Path:
         """Return the folder that keeps source and log of that kernel's last failure."""
@@ -168,16 +179,6 @@ class Cache:
         if size != card.library_bytes:
             raise ValueError(f"{library} has {size} bytes, not {card.library_bytes}")
         return CachedKernel(library=library, card=card), values["key"]
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise CacheError(
-                f"the kernel cache {self.folder} cannot be written ({error.strerror}), and a "
-                "kernel is missing in it: set GEMMSMITH_CACHE_DIR to a folder that can"
-            ) from error
 
 
 def _sweep(parent: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from gemmsmith.card import Card
 from gemmsmith.spec import KernelSpec
@@ -35,14 +35,18 @@ def plan(
 ) -> tuple[Group, ...]:
     """Return groups that finish soonest with ``jobs`` compilers at once, longest first.
 
-    A group shares architecture, schedule, store and scheduler, hence most of its template
-    instances. ``last_card`` knows how long a kernel of that name took before, if there was one.
+    A group shares its architecture's headers, the dearest part of a run by far; which schedules
+    and stores it mixes hardly matters. ``last_card`` gives the card of a kernel of that name that
+    was compiled before, if there was one.
     """
-    alike = [list(group) for _, group in groupby(sorted(specs, key=_kind), key=_kind)]
+    families = [
+        list(kernels)
+        for _, kernels in groupby(sorted(specs, key=_family), key=lambda spec: spec.arch.name)
+    ]
     plans = [
         [
             Group(specs=part, seconds=_seconds(part, last_card))
-            for kernels in alike
+            for kernels in families
             for part in _split(kernels, size)
         ]
         for size in range(LARGEST_GROUP, 0, -1)
@@ -59,14 +63,16 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
     return max(workers)
 
 
-def _kind(spec: KernelSpec) -> tuple[str, str, str, str]:
+def _family(spec: KernelSpec) -> tuple[str, ...]:
+    """Order in which neighbours share most template instances."""
     return (spec.arch.name, spec.schedule, spec.store, spec.scheduler)
 
 
 def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, ...]]:
-    """Parts of at most ``size`` kernels, as even as can be."""
+    """Parts of at most ``size`` neighbours, as even as can be."""
     parts = -(-len(kernels) // size)
-    return [tuple(kernels[part::parts]) for part in range(parts)]
+    edges = [len(kernels) * part // parts for part in range(parts + 1)]
+    return [tuple(kernels[first:last]) for first, last in pairwise(edges)]
 
 
 def _seconds(kernels: Sequence[KernelSpec], last_card: Callable[[str], Card | None]) -> float:
