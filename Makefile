@@ -45,7 +45,8 @@ format: $(DEV_READY)  ## ruff: mend what can be mended
 
 type: $(DEV_READY)  ## mypy --strict for the package, less strict for tests and benchmarks
 	@$(BIN)/mypy
-	@$(BIN)/mypy --allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls tests benchmarks
+	@$(BIN)/mypy --allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls \
+		--no-warn-unused-ignores tests benchmarks
 
 golden: $(DEV_READY)  ## write what the templates render now into tests/golden
 	@$(BIN)/python -m pytest tests/test_render.py --update-golden
