@@ -15,8 +15,9 @@ from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A, Architecture
 from gemmsmith.card import Card
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16
-from gemmsmith.errors import CompileError, ConfigError, NoDeviceError
+from gemmsmith.errors import CompileError, ConfigError
 from gemmsmith.legality import misfit
+from gemmsmith.nvml import Device
 from gemmsmith.problem import GemmProblem
 from gemmsmith.smollm2 import ModelFileError, find_gguf, kept_model
 
@@ -42,10 +43,7 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> Architecture:
-        raise NoDeviceError("no GPU to detect; set arch")
-
-    monkeypatch.setattr(demo, "detect_architecture", refuse)
+    monkeypatch.setattr(demo, "devices", tuple)
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_the_demo_builds_shows_cards_and_generates(
     demo.main(prompt="The capital of France is", tokens=4, toolchain=nvcc.toolchain)
     assert sorted(name for run in nvcc.runs() for name in run) == [AMPERE, HOPPER]
     out = capsys.readouterr().out
-    head = "2 kernels of configs/kernels for sm_80 and sm_90a (no GPU to detect; set arch)"
+    head = "2 kernels of configs/kernels for sm_80 and sm_90a (no GPU here)"
     assert out.splitlines()[0] == head
     assert f"{AMPERE}\n    77 registers · 40 B spilled · 1,536 B shared memory" in out
     assert "2 compiled, 0 from the cache" in out
@@ -125,6 +123,32 @@ def test_a_kernel_that_fails_ends_the_demo(
     with pytest.raises(CompileError, match=AMPERE):
         demo.main(toolchain=nvcc.toolchain)
     assert "loading" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("capability", "archs"),
+    [((9, 0), (SM_90A,)), ((8, 0), (SM_80,)), ((12, 0), ARCHITECTURES)],
+)
+def test_the_gpu_decides_what_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    archs: tuple[Architecture, ...],
+) -> None:
+    card = Device(
+        index=0,
+        name="Some GPU",
+        uuid="GPU-0",
+        capability=capability,
+        memory_bytes=None,
+        sm_count=None,
+        driver="580.95.05",
+        cuda=(13, 0),
+    )
+    monkeypatch.setattr(demo, "devices", lambda: (card,))
+    words, chosen = demo._gpu()
+    assert chosen == archs
+    assert words.startswith("Some GPU")
+    assert ("12.0" in words) == (capability == (12, 0))
 
 
 def test_a_card_in_words() -> None:

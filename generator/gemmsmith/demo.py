@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import yaml
 
-from gemmsmith.arch import ARCHITECTURES, Architecture
+from gemmsmith.arch import ARCHITECTURES, Architecture, architecture_of
 from gemmsmith.build import build
 from gemmsmith.card import Card
 from gemmsmith.config import load_specs
-from gemmsmith.errors import ConfigError, NoDeviceError, Problem, UnknownArchitectureError
-from gemmsmith.nvml import detect_architecture, devices
+from gemmsmith.errors import ConfigError, Problem, UnknownArchitectureError
+from gemmsmith.nvml import devices
 from gemmsmith.progress import ConsoleProgress, duration
 from gemmsmith.resources import configs_dir
 from gemmsmith.spec import KernelSpec
@@ -76,11 +76,13 @@ def demo_specs(archs: Sequence[Architecture]) -> tuple[KernelSpec, ...]:
 
 def _gpu() -> tuple[str, tuple[Architecture, ...]]:
     """Return the GPU in words and the architectures to build for: its own, or all without one."""
+    found = devices()
+    if not found:
+        return "no GPU here", ARCHITECTURES
     try:
-        arch = detect_architecture()
-        return devices()[0].name, (arch,)
-    except (NoDeviceError, UnknownArchitectureError) as error:
-        return str(error), ARCHITECTURES
+        return found[0].name, (architecture_of(found[0].capability),)
+    except UnknownArchitectureError as error:
+        return f"{found[0].name}: {error}", ARCHITECTURES
 
 
 def _card(card: Card, cached: bool) -> str:
