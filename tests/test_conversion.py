@@ -180,3 +180,28 @@ def test_layers_may_be_tied_to_kernels(tmp_path: Path) -> None:
     assert plain.up.kernels == ""
     with torch.no_grad():
         assert torch.equal(model(torch.arange(32)), plain(torch.arange(32)))
+
+
+def test_a_converted_model_compiles_to_one_graph() -> None:
+    model, ids = block(), torch.arange(32)
+    convert(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        assert torch.equal(compiled(ids), model(ids))
+        assert torch.equal(compiled(ids[:7]), model(ids[:7]))
+
+
+def test_a_model_compiled_before_its_conversion_notices() -> None:
+    model, ids = block(), torch.arange(32)
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(str(graph.graph))
+        return graph
+
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        compiled(ids)
+        convert(model)
+        compiled(ids)
+    assert ["gemmsmith" in graph for graph in graphs] == [False, True]

@@ -1,0 +1,60 @@
+"""Each example runs and says what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gemmsmith
+from gemmsmith.smollm2 import ModelFileError, find_gguf
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PACKAGE = Path(gemmsmith.__file__).parents[1]
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_linear() -> None:
+    out = run("linear.py")
+    assert "(2, 7, 4096) -> (2, 7, 1024) torch.bfloat16 by " in out
+    ours, theirs = (float(part.split()[-1]) for part in out.splitlines()[-1].split(", "))
+    assert 0 < ours <= 2 * theirs < 0.1
+
+
+@pytest.mark.nvcc
+def test_own_kernel() -> None:
+    """Builds the example's one kernel for the GPU here, or for sm_90a."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the example's kernel is for sm_90a, the GPU here is another")
+    out = run("own_kernel.py")
+    name = out.splitlines()[0].removeprefix("built ")
+    assert name == "gemm_bf16_rcr_64x128x64_c1x1_pp_sm90a"
+    ran = name if torch.cuda.is_available() else "cpu"
+    assert f"(200, 576) -> (200, 1024); last kernel: {ran}" in out
+    assert ("No GPU here" in out) == (ran == "cpu")
+
+
+def test_generate() -> None:
+    try:
+        find_gguf()
+    except ModelFileError as error:
+        pytest.skip(str(error))
+    out = run("generate.py", "The capital of France is", "--tokens", "4", "--compare")
+    assert "100.0% of the linear FLOPs" in out
+    assert out.count("The capital of France is Paris") == 2
+    assert f"{4 * 211:>8} × " in out
