@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from gemmsmith.spec import KernelSpec
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +31,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be rewritten rather than compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def real_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache folder with the two kernels of ``real_kernels``, compiled by nvcc once a session."""
+    from gemmsmith.build import build
+    from real_kernels import AMPERE, HOPPER
+
+    folder = tmp_path_factory.mktemp("real_cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMSMITH_CACHE_DIR", str(folder))
+        patch.delenv("GEMMSMITH_NEVER_COMPILE", raising=False)
+        build([AMPERE, HOPPER]).raise_if_failed()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_libraries(real_cache: Path) -> dict[KernelSpec, Path]:
+    """The compiled libraries of the two kernels of ``real_kernels``."""
+    from gemmsmith.build import find_built
+    from real_kernels import AMPERE, HOPPER
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMSMITH_CACHE_DIR", str(real_cache))
+        return find_built([AMPERE, HOPPER])
 
 
 @cache

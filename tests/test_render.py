@@ -1,0 +1,226 @@
+"""Rendering: exact text, a pure function of specs and templates, strict about missing values."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.arch import SM_80, SM_90A
+from gemmsmith.dtypes import FP16
+from gemmsmith.errors import RenderError
+from gemmsmith.render import (
+    include_dirs,
+    render,
+    render_template,
+    template_name,
+    template_values,
+)
+from gemmsmith.resources import templates_dir
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
+from real_kernels import AMPERE, HOPPER
+
+GOLDEN = Path(__file__).with_name("golden")
+COOPERATIVE = KernelSpec(
+    arch=SM_90A, tile=Tile(128, 256, 64), cluster=Cluster(2, 1), schedule="cooperative"
+)
+MULTISTAGE = KernelSpec(
+    arch=SM_80,
+    tile=Tile(128, 128, 32),
+    warp=Tile(64, 64, 32),
+    stages=4,
+    schedule="multistage",
+    store="smem",
+)
+FEATURES: dict[str, tuple[KernelSpec, ...]] = {
+    "multistage": (MULTISTAGE,),
+    "cooperative": (COOPERATIVE,),
+    "pingpong": (
+        replace(COOPERATIVE, tile=Tile(64, 128, 64), schedule="pingpong", a=FP16, b=FP16),
+    ),
+    "swap_direct": (HOPPER,),
+    "stream_k": (replace(COOPERATIVE, tile=Tile(128, 128, 64), scheduler="stream_k"),),
+    "residual": (replace(COOPERATIVE, tile=Tile(128, 128, 64), residual=True, bias=False),),
+    "group_of_two": (AMPERE, replace(MULTISTAGE, residual=True, alignment=Alignment(2, 2, 2))),
+}
+
+
+def _variants(specs: Sequence[KernelSpec]) -> list[str]:
+    return [str(template_values(spec)["variant"]) for spec in specs]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_golden(feature: str, update_golden: bool) -> None:
+    specs = FEATURES[feature]
+    text = render(specs).text
+    for variant in _variants(specs):  # it changes with every header and has tests of its own
+        assert variant in text
+        text = text.replace(variant, "0" * len(variant))
+    golden = GOLDEN / f"{feature}.cu"
+    if update_golden:
+        golden.write_text(text)
+    kept = golden.read_text()
+    difference = difflib.unified_diff(
+        kept.splitlines(), text.splitlines(), str(golden), "rendered now", lineterm=""
+    )
+    assert kept == text, "\n".join((*difference, "if this is meant: make golden"))
+
+
+def test_no_golden_file_is_without_its_feature() -> None:
+    assert sorted(path.stem for path in GOLDEN.iterdir()) == sorted(FEATURES)
+
+
+def test_the_same_specs_give_the_same_text_and_nothing_of_this_machine() -> None:
+    for specs in FEATURES.values():
+        source = render(specs)
+        again = render([replace(spec) for spec in specs])
+        assert (again.text, again.digest) == (source.text, source.digest)
+        assert source.digest == hashlib.sha256(source.text.encode()).hexdigest()
+        assert source.specs == specs
+        for local in (templates_dir(), Path.home(), Path.cwd()):
+            assert str(local) not in source.text
+        assert not re.search(r"\d\d:\d\d|20\d\d-\d\d", source.text), "a time stamp"
+    assert render([MULTISTAGE]).digest != render([AMPERE]).digest
+
+
+def test_files_are_named_after_a_kernel_or_after_the_group() -> None:
+    assert render([MULTISTAGE]).filename == f"{MULTISTAGE.name}.cu"
+    group = render([MULTISTAGE, AMPERE])
+    assert group.filename == f"group_{group.digest[:12]}.cu"
+
+
+def test_names_are_identifiers_and_unlike() -> None:
+    specs = [spec for group in FEATURES.values() for spec in group]
+    for spec in specs:
+        assert re.fullmatch(r"gemm_[a-z0-9_]+", spec.name)
+        assert f"struct {spec.name} : Sm" in render([spec]).text
+        assert f"namespace v_{_variants([spec])[0]} {{" in render([spec]).text
+    assert len({spec.name for spec in specs}) == len(specs)
+    assert len(set(_variants(specs))) == len(specs)
+
+
+def test_a_group_holds_its_kernels_in_order_and_one_table() -> None:
+    first, second = FEATURES["group_of_two"]
+    text = render([first, second]).text
+    entries = re.findall(r'::entry\("([^"]+)"\)', text)
+    assert entries == [first.name, second.name]
+    assert text.count("kKernels[]") == text.count('#include "gemmsmith/exports.h"') == 1
+    assert re.findall(r'::entry\("([^"]+)"\)', render([second, first]).text) == entries[::-1]
+
+
+def test_swap_is_exchanged_before_the_template() -> None:
+    text = render([HOPPER]).text  # tile 16 x 64 in the caller's frame
+    assert "Shape<cute::Int<64>, cute::Int<16>, cute::Int<64>>" in text
+    assert "kAlignmentD = 1;" in text
+    assert "kSwap = true;" in text
+
+
+@pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE], ids=lambda spec: spec.arch.name)
+def test_r01_a_value_that_is_not_given_is_named_with_its_template(spec: KernelSpec) -> None:
+    template = template_name(spec)
+    values = template_values(spec)
+    for missing in values.keys() & {"stages", "name", "element_a", "alignment"}:
+        kernel = {key: value for key, value in values.items() if key != missing}
+        with pytest.raises(RenderError, match=rf"{re.escape(template)}.*'{missing}'"):
+            render_template(template, {"banner": "x", "kernels": [kernel]})
+    with pytest.raises(RenderError, match=rf"{re.escape(template)}.*'banner'"):
+        render_template(template, {"kernels": [values]})
+
+
+@pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE], ids=lambda spec: spec.arch.name)
+def test_r01_every_value_given_is_used_by_a_template_and_reaches_it_untouched(
+    spec: KernelSpec,
+) -> None:
+    raw = 'cutlass::Array<float, 4> && "it\'s"'
+    values = {**template_values(spec), "element_accumulator": raw}
+    text = render_template(template_name(spec), {"banner": raw, "kernels": [values]})
+    assert f"using ElementAccumulator = {raw};" in text
+    assert text.startswith(f"// {raw}\n")
+    assert not re.search(r"&(lt|gt|amp|quot|#\d+);", text)
+
+
+def test_an_unknown_template_is_a_render_error() -> None:
+    with pytest.raises(RenderError, match=r"nothing\.cu\.j2"):
+        render_template("nothing.cu.j2", {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "ampere_changes", "hopper_changes"),
+    [
+        ("include/gemmsmith/sm80_gemm.h", True, False),
+        ("include/gemmsmith/sm90_gemm.h", False, True),
+        ("include/gemmsmith/direct_epilogue.h", False, True),
+        ("include/gemmsmith/abi.h", True, True),
+        ("gemm_sm80.cu.j2", True, False),
+        ("gemm_sm90.cu.j2", False, True),
+    ],
+)
+def test_a_changed_file_changes_exactly_the_kernels_that_are_made_of_it(
+    changed: str,
+    ampere_changes: bool,
+    hopper_changes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = tmp_path / "templates"
+    shutil.copytree(templates_dir(), copy)
+    before = [render([spec]).digest for spec in (AMPERE, HOPPER)]
+    monkeypatch.setattr("gemmsmith.render.templates_dir", lambda: copy)
+    assert include_dirs() == (copy / "include",)
+    assert [render([spec]).digest for spec in (AMPERE, HOPPER)] == before  # only contents count
+
+    edited = tmp_path / "edited"
+    shutil.copytree(copy, edited)
+    with (edited / changed).open("a") as file:
+        file.write("// one more line\n")
+    monkeypatch.setattr("gemmsmith.render.templates_dir", lambda: edited)
+    after = [render([spec]).digest for spec in (AMPERE, HOPPER)]
+    changes = [new != old for new, old in zip(after, before, strict=True)]
+    assert changes == [ampere_changes, hopper_changes]
+
+
+def _readelf(*arguments: str) -> str:
+    if shutil.which("readelf") is None:
+        pytest.skip("no readelf (binutils)")
+    result = subprocess.run(["readelf", "-W", *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.nvcc
+def test_r03_libraries_ask_for_no_cuda_library_and_no_driver_symbol(
+    real_libraries: dict[KernelSpec, Path],
+) -> None:
+    for library in real_libraries.values():
+        needed = re.findall(r"\(NEEDED\).*\[(.+?)\]", _readelf("--dynamic", str(library)))
+        assert needed
+        assert not any(name.startswith(("libcu", "libtorch", "libpython")) for name in needed)
+        symbols = [line.split() for line in _readelf("--dyn-syms", str(library)).splitlines()]
+        undefined = {row[7] for row in symbols if len(row) > 7 and row[6] == "UND"}
+        assert any(name.startswith("dlopen") for name in undefined)  # the table was read
+        assert not {name for name in undefined if re.match(r"cu[A-Z]|cuda[A-Z]", name)}
+        exported = {row[7] for row in symbols if len(row) > 7 and row[6] not in ("UND", "Ndx")}
+        assert {"gemmsmith_abi_version", "gemmsmith_kernels"} <= exported
+
+
+@pytest.mark.nvcc
+def test_r03_libraries_hold_machine_code_of_their_architecture_alone(
+    real_libraries: dict[KernelSpec, Path],
+) -> None:
+    from gemmsmith.toolchain import find_toolchain
+
+    cuobjdump = find_toolchain().cuobjdump
+    if cuobjdump is None:
+        pytest.skip("no cuobjdump")
+    for spec, library in real_libraries.items():
+        listing = subprocess.run(
+            [cuobjdump, "--list-elf", library], capture_output=True, text=True, check=True
+        ).stdout
+        assert set(re.findall(r"\.(sm_\w+)\.cubin", listing)) == {spec.arch.name}
