@@ -1,4 +1,4 @@
-"""Operands with exact answers, and the memory that shows what a kernel did not or must not write."""
+"""Operands with exact answers, and memory that shows what a kernel must write and must not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matrix(rows: int, columns: int, letter: str, values: Tensor) -> Tensor:
 
 
 def small_integers(*shape: int, dtype: torch.dtype, device: str, most: int = 3) -> Tensor:
-    """Return integers in [-most, most]: their products sum exactly in f32 up to K = 2^24 / most^2."""
+    """Return integers in [-most, most]: f32 sums of products are exact to K = 2^24 / most^2."""
     return torch.randint(-most, most + 1, shape, device=device).to(dtype)
 
 
@@ -38,12 +38,12 @@ class GuardedOutput:
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an exact f64 result rounded once to ``dtype``, by way of the f32 that holds it exactly."""
+    """Return an exact f64 result rounded once to ``dtype``; f32 holds it exactly on the way."""
     return exact.float().to(dtype)
 
 
 def error_bound(exact: Tensor, magnitude: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """Return what an f32-accumulating kernel may be off: 1 ulp of the output + K 2^-24 sum|a||b|."""
+    """Return what a kernel that sums in f32 may be off: 1 ulp of the output + K 2^-24 sum|a||b|."""
     eps = torch.finfo(dtype).eps
     exponent = torch.floor(torch.log2(exact.abs().clamp_min(torch.finfo(dtype).tiny)))
     return eps * torch.exp2(exponent) + k * 2.0**-24 * magnitude

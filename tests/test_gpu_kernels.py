@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import gemmsmith  # noqa: E402
+from gemmsmith.arch import SM_80  # noqa: E402
+from gemmsmith.config import load_specs  # noqa: E402
 from gemm_data import GuardedOutput, error_bound, matrix, rounded, small_integers  # noqa: E402
 from gemmsmith.errors import NoKernelError  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402
@@ -21,12 +25,25 @@ WEIGHTS = ((64, 64), (1000, 712), (4096, 1024))
 """(N, K): one tile, odd multiples of 8, many tiles."""
 
 
-@pytest.fixture(scope="module")
-def kernels() -> KernelSet:
-    """The default kernels of this GPU, built."""
+@pytest.fixture(scope="module", params=["this GPU's", "sm_80's on sm_90"])
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """The default kernels of this GPU, and on Hopper those of sm_80, compiled for sm_90.
+
+    mma.sync code of sm_80 means the same on sm_90: what is right there is right in indexing,
+    epilogue and layouts, on every architecture that it is compiled for.
+    """
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    loaded = gemmsmith.load(configs_dir() / "kernels")
+    if request.param == "this GPU's":
+        loaded = gemmsmith.load(configs_dir() / "kernels")
+    elif torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the GPU is no Hopper")
+    else:
+        here = replace(SM_80, capability=(9, 0), gencode="arch=compute_90,code=sm_90")
+        specs = load_specs(configs_dir() / "kernels", arch=["sm_80"])
+        loaded = KernelSet(
+            [replace(spec, arch=here) for spec in specs], arch=here, source="ampere.yaml on sm_90"
+        )
     loaded.build()
     return loaded
 
@@ -53,7 +70,10 @@ def test_integers_are_exact(kernels: KernelSet) -> None:
             for n, k in WEIGHTS:
                 values_a = small_integers(m, k, dtype=dtype, device="cuda")
                 values_b = small_integers(k, n, dtype=dtype, device="cuda")
-                a, b = matrix(m, k, spec.layout[0], values_a), matrix(k, n, spec.layout[1], values_b)
+                a, b = (
+                    matrix(m, k, spec.layout[0], values_a),
+                    matrix(k, n, spec.layout[1], values_b),
+                )
                 bias = small_integers(n, dtype=out_dtype, device="cuda") if spec.bias else None
                 if kernel.misfit(a, b, bias):
                     continue

@@ -49,12 +49,15 @@ AMPERE: dict[str, Any] = {
         ),
         ({"scheduler": "stream_k"}, "gemm_bf16_rcr_128x256x64_c1x1_coop_streamk_sm90a"),
         ({"swap": True, "tile": Tile(64, 128, 64)}, "gemm_bf16_rcr_64x128x64_c1x1_coop_swap_sm90a"),
-        ({"store": "direct"}, "gemm_bf16_rcr_128x256x64_c1x1_coop_direct_sm90a"),
+        (
+            {"store": "direct", "alignment": Alignment(8, 8, 1)},
+            "gemm_bf16_rcr_128x256x64_c1x1_coop_direct_sm90a",
+        ),
         ({"bias": False}, "gemm_bf16_rcr_128x256x64_c1x1_coop_nobias_sm90a"),
         ({"residual": True}, "gemm_bf16_rcr_128x256x64_c1x1_coop_res_sm90a"),
         (
-            {"store": "direct", "alignment": Alignment(8, 8, 1)},
-            "gemm_bf16_rcr_128x256x64_c1x1_coop_direct_align8x8x1_sm90a",
+            {"store": "direct", "alignment": Alignment(8, 8, 2)},
+            "gemm_bf16_rcr_128x256x64_c1x1_coop_direct_align8x8x2_sm90a",
         ),
     ],
 )

@@ -10,11 +10,11 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gemmsmith.arch import Architecture
+from gemmsmith.arch import Architecture, Store
 from gemmsmith.config_model import AlignmentKeys, DTypes, FamilyKeys, FileKeys, KernelKeys
 from gemmsmith.config_problems import EXAMPLES, sentences
 from gemmsmith.errors import IllegalKernelError, Objection, Problem
-from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile, widest_alignment
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
 
 
@@ -187,6 +187,7 @@ def _entry(
             f" {arch.name} has {', '.join(arch.schedules)}"
         )
         return Problem(file=document.file, line=line, message=message)
+    store = keys.store or arch.stores[0]
     try:
         spec = KernelSpec(
             arch=arch,
@@ -200,12 +201,12 @@ def _entry(
             warp=Tile(*keys.warp) if keys.warp else None,
             stages=keys.stages,
             cluster=Cluster(*keys.cluster[:2]),
-            store=keys.store or arch.stores[0],
+            store=store,
             scheduler=keys.scheduler,
             swap=keys.swap,
             bias=keys.epilogue.bias,
             residual=keys.epilogue.residual,
-            alignment=_alignment(keys.alignment, dtypes),
+            alignment=_alignment(keys.alignment, dtypes, store),
         )
         objections: tuple[Objection, ...] = ()
     except IllegalKernelError as error:
@@ -225,13 +226,12 @@ def _entry(
     )
 
 
-def _alignment(given: AlignmentKeys, dtypes: DTypes) -> Alignment:
-    """The alignment in elements: 16 bytes, the widest load, where the file gives none."""
-    a, b, d = dtypes.a, dtypes.b or dtypes.a, dtypes.d or dtypes.a
+def _alignment(given: AlignmentKeys, dtypes: DTypes, store: Store) -> Alignment:
+    widest = widest_alignment(dtypes.a, dtypes.b or dtypes.a, dtypes.d or dtypes.a, store)
     return Alignment(
-        a=16 // a.bytes if given.a is None else given.a,
-        b=16 // b.bytes if given.b is None else given.b,
-        d=16 // d.bytes if given.d is None else given.d,
+        a=widest.a if given.a is None else given.a,
+        b=widest.b if given.b is None else given.b,
+        d=widest.d if given.d is None else given.d,
     )
 
 

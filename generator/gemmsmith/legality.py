@@ -40,6 +40,7 @@ def objections(spec: KernelSpec) -> Iterator[Objection]:
     else:
         yield from _warpgroup_tiles(spec)
         yield from _clusters(spec)
+        yield from _tma_boxes(spec)
     yield from _alignments(spec)
     yield from _shared_memory(spec)
 
@@ -257,6 +258,19 @@ def _clusters(spec: KernelSpec) -> Iterator[Objection]:
             f" cluster {list(spec.cluster)}",
             fix="choose a smaller cluster",
         )
+
+
+def _tma_boxes(spec: KernelSpec) -> Iterator[Objection]:
+    cluster, tile = spec.device_cluster, spec.device_tile
+    m_side, n_side = ("n", "m") if spec.swap else ("m", "n")
+    for side, rows, sharing in ((m_side, tile.m, cluster.n), (n_side, tile.n, cluster.m)):
+        if rows > 256 * sharing:  # cuTensorMapEncodeTiled: a box is at most 256 elements a side
+            yield Objection(
+                key="tile",
+                reason=f"tile.{side}={rows} shared by {sharing} block(s) is over the 256 rows of a"
+                " TMA box",
+                fix=f"tile.{side}=256 is legal",
+            )
 
 
 def _alignments(spec: KernelSpec) -> Iterator[Objection]:

@@ -51,6 +51,14 @@ class Alignment(NamedTuple):
     d: int = 8
 
 
+def widest_alignment(a: DType, b: DType, d: DType, store: Store) -> Alignment:
+    """Return what a kernel gets whose file gives no alignment: 16 bytes, the widest access.
+
+    ``direct`` stores take any address, so they ask for nothing.
+    """
+    return Alignment(a=16 // a.bytes, b=16 // b.bytes, d=1 if store == "direct" else 16 // d.bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """One tensor-core GEMM kernel, D = alpha * A @ B + beta * C + bias, on one architecture.
@@ -122,7 +130,7 @@ class KernelSpec:
         words += ["direct"] if self.store == "direct" else []
         words += [] if self.bias else ["nobias"]
         words += ["res"] if self.residual else []
-        if self.alignment != Alignment():
+        if self.alignment != widest_alignment(self.a, self.b, self.d, self.store):
             words.append("align" + "x".join(str(elements) for elements in self.alignment))
         return "_".join([*words, self.arch.suffix])
 
