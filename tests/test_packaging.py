@@ -127,3 +127,25 @@ def test_editable_install_reads_the_checkout(checkout: Path, tmp_path: Path) -> 
 def test_nothing_at_the_root_hides_the_build_package() -> None:
     assert not (ROOT / "build.py").exists()
     assert not list((ROOT / "build").glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("PYTHON", "/no/python", "/no/python is not found: install Python 3.10"),
+        ("GEMMSMITH_CXX", "/no/g++", "/no/g++ is not found: apt install g++"),
+    ],
+)
+def test_set_up_says_what_the_machine_lacks(
+    checkout: Path, variable: str, value: str, sentence: str
+) -> None:
+    done = subprocess.run(
+        ["sh", str(checkout / "build" / "setup-venv.sh"), "run"],
+        env={**os.environ, variable: value},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert not (checkout / ".venv").exists()

@@ -130,15 +130,20 @@ def build(
     )
 
 
-def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
-    """Return the libraries of those kernels that the cache holds; compiles nothing."""
+def find_cached(specs: Sequence[KernelSpec]) -> dict[KernelSpec, CachedKernel]:
+    """Return those kernels, with their cards, that the cache holds; compiles nothing."""
     try:
         toolchain = find_toolchain()
     except ToolchainError:  # the newest kernel that agrees in all else will do
         toolchain = None
     cache = Cache(settings().cache_dir)
     found = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
-    return {spec: kernel.library for spec, kernel in found.items() if kernel is not None}
+    return {spec: kernel for spec, kernel in found.items() if kernel is not None}
+
+
+def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+    """Return the libraries of those kernels that the cache holds; compiles nothing."""
+    return {spec: kernel.library for spec, kernel in find_cached(specs).items()}
 
 
 class _Builder:

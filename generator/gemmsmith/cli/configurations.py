@@ -14,7 +14,6 @@ from gemmsmith.cli.options import (
     Names,
     Source,
     architectures,
-    cached,
     print_json,
     print_table,
     source_of,
@@ -31,6 +30,7 @@ _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
 
 def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson = False) -> None:
     """List the kernels that files ask for, and which of them are compiled."""
+    from gemmsmith.build import find_cached
     from gemmsmith.config import inspect_file
 
     specs = specs_of(source, arch)
@@ -38,7 +38,7 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
     for entry in inspect_file(source_of(source)):
         if entry.spec is not None:
             places.setdefault(entry.spec.name, entry)
-    built = cached(specs)
+    built = find_cached(specs)
     if as_json:
         print_json(
             {

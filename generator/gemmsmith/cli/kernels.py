@@ -11,7 +11,6 @@ from gemmsmith.cli.options import (
     AsJson,
     Names,
     Source,
-    cached,
     print_json,
     print_table,
     specs_of,
@@ -78,8 +77,10 @@ def inspect(
     source: Source = None, arch: Archs = None, kernel: Names = None, *, as_json: AsJson = False
 ) -> None:
     """Show what the compiled kernels turned out to be: registers, spills, instructions."""
+    from gemmsmith.build import find_cached
+
     specs = specs_of(source, arch, kernel)
-    found = cached(specs)
+    found = find_cached(specs)
     missing = [spec.name for spec in specs if spec not in found]
     if as_json:
         print_json(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from gemmsmith.cache import CachedKernel
     from gemmsmith.spec import KernelSpec
 
 Source = Annotated[
@@ -81,24 +80,6 @@ def _named(specs: Sequence[KernelSpec], name: str) -> KernelSpec:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise NoKernelError(f"no kernel is called {name}{hint} (gemmsmith list shows all)")
-
-
-def cached(specs: Iterable[KernelSpec]) -> dict[KernelSpec, CachedKernel]:
-    """Return those of ``specs`` that are compiled already, for the toolchain in use."""
-    from gemmsmith.cache import Cache
-    from gemmsmith.errors import ToolchainError
-    from gemmsmith.identity import identity
-    from gemmsmith.render import render
-    from gemmsmith.settings import settings
-    from gemmsmith.toolchain import find_toolchain
-
-    try:
-        toolchain = find_toolchain()
-    except ToolchainError:  # without one, the newest kernel that agrees in all else is meant
-        toolchain = None
-    cache = Cache(settings().cache_dir)
-    found = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
-    return {spec: kernel for spec, kernel in found.items() if kernel is not None}
 
 
 def print_json(value: Any) -> None:
