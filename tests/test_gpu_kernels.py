@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gemmsmith  # noqa: E402
+from gemm_data import GuardedOutput, error_bound, matrix, rounded, small_integers  # noqa: E402
 from gemmsmith.arch import SM_80  # noqa: E402
 from gemmsmith.config import load_specs  # noqa: E402
-from gemm_data import GuardedOutput, error_bound, matrix, rounded, small_integers  # noqa: E402
 from gemmsmith.errors import NoKernelError  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402
 from gemmsmith.operands import TORCH_DTYPES  # noqa: E402
