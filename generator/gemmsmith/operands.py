@@ -97,10 +97,12 @@ def operands(
         ArgumentError: where ``out`` cannot be expressed.
     """
     d = _matrix(_flat(out, b.dim()), prefer="r")
-    if d.copied or (d.tensor.data_ptr() != out.data_ptr() and out.numel()):
+    moved = d.tensor.data_ptr() != out.data_ptr() and out.numel() > 0
+    if d.copied or moved or _matrices_overlap(d):
         raise ArgumentError(
             f"out: strides {tuple(out.stride())} of shape {tuple(out.shape)} are no matrix with"
-            " contiguous rows or columns; pass a contiguous tensor or a slice of one"
+            " contiguous rows or columns and no element twice; pass a contiguous tensor or a slice"
+            " of one"
         )
     return Operands(
         a=_matrix(_flat(a, b.dim()), prefer="r", source=a),
@@ -128,6 +130,19 @@ def _matrix(tensor: Tensor, *, prefer: str, source: Tensor | None = None) -> Mat
         letter, leading = _layout(tensor, prefer)
     batch = tensor.stride(0) if tensor.dim() == 3 and tensor.shape[0] > 1 else 0
     return Matrix(tensor=tensor, letter=letter, leading=leading, batch_stride=batch, copied=copied)
+
+
+def _matrices_overlap(matrix: Matrix) -> bool:
+    """Whether two matrices of the batch may share an element; those of an input may."""
+    if matrix.tensor.dim() == 2 or matrix.tensor.numel() == 0:
+        return False
+    dimensions = zip(matrix.tensor.stride(), matrix.tensor.shape, strict=True)
+    span = 1
+    for stride, size in sorted((stride, size) for stride, size in dimensions if size > 1):
+        if stride < span:
+            return True
+        span += stride * (size - 1)
+    return False
 
 
 def _matrix_like(tensor: Tensor, d: Matrix, source: Tensor) -> Matrix:
