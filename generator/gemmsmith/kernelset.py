@@ -173,7 +173,7 @@ class KernelSet:
         b: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
-        alpha: float = 1.0,
+        alpha: float = 1,  # as in ops.gemm
         beta: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -272,7 +272,7 @@ class ExactKernel:
         b: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,
-        alpha: float = 1.0,
+        alpha: float = 1,  # as in ops.gemm
         beta: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:

@@ -29,7 +29,7 @@ def gemm(
     b: Tensor,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    alpha: float = 1.0,
+    alpha: float = 1,  # not 1.0: dynamo takes a float default for a variable and compiles twice
     beta: float | None = None,
     out: Tensor | None = None,
     *,

@@ -1,0 +1,324 @@
+"""The op on the CPU: values, shapes, refusals, and how it fares under torch.compile."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+import gemmsmith  # noqa: E402
+from gemm_data import rounded, small_integers  # noqa: E402
+from gemmsmith.errors import ArgumentError, ArgumentTypeError, NoKernelError  # noqa: E402
+
+BF16 = torch.bfloat16
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def integers(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return small_integers(*shape, dtype=dtype, device="cpu")
+
+
+def exact(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> Tensor:
+    """Return the result in f64, rounded once."""
+    result = alpha * (a.double() @ b.double())
+    if bias is not None:
+        result = result + bias.reshape(-1).double()
+    if residual is not None:
+        result = result + beta * residual.double()
+    return rounded(result, a.dtype)
+
+
+@pytest.fixture
+def compiled() -> Any:
+    """Compile without a C++ compiler, whole graphs only, sizes kept symbolic; counts compiles."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+
+    compile_it.counter = counter  # type: ignore[attr-defined]
+    yield compile_it
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+def test_values_of_all_arguments_together(dtype: torch.dtype) -> None:
+    a, w = integers(33, 72, dtype=dtype), integers(40, 72, dtype=dtype)
+    bias, residual = integers(40, dtype=dtype), integers(33, 40, dtype=dtype)
+    for extra in (
+        {},
+        {"bias": bias},
+        {"alpha": -0.5},
+        {"residual": residual},
+        {"bias": bias, "residual": residual, "alpha": 2.0, "beta": -3.0},
+    ):
+        result = gemmsmith.gemm(a, w.t(), **extra)
+        assert result.dtype == dtype
+        assert result.stride() == (40, 1)
+        assert torch.equal(result, exact(a, w.t(), **extra)), extra
+        out = torch.full((33, 40), float("nan"), dtype=dtype)
+        assert gemmsmith.gemm(a, w.t(), out=out, **extra) is out
+        assert torch.equal(out, result)
+    record = gemmsmith.last_kernel()
+    assert record is not None
+    assert (record.name, record.copied) == ("cpu", ())
+
+
+def test_the_output_may_be_the_residual_and_any_slice() -> None:
+    a, w = integers(8, 16), integers(24, 16)
+    whole = integers(8, 48)
+    before, total = whole.clone(), whole[:, 24:]
+    right = exact(a, w.t(), None, before[:, 24:], 1.0, -2.0)
+    assert gemmsmith.gemm(a, w.t(), residual=total, beta=-2.0, out=total) is total
+    assert torch.equal(whole[:, 24:], right)
+    assert torch.equal(whole[:, :24], before[:, :24])
+    turned = torch.empty(24, 8, dtype=BF16).t()
+    gemmsmith.gemm(a, w.t(), out=turned)
+    assert torch.equal(turned, exact(a, w.t()))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("beta", [0.0, -0.0])
+def test_x14_a_residual_with_beta_zero_is_not_read(poison: float, beta: float) -> None:
+    a, w = integers(8, 16), integers(24, 16)
+    residual = torch.full((8, 24), poison, dtype=BF16)
+    result = gemmsmith.gemm(a, w.t(), residual=residual, beta=beta)
+    assert torch.equal(result, exact(a, w.t()))
+
+
+def test_the_sum_is_rounded_once() -> None:
+    a = torch.tensor([[1.0, 2.0**-8]], dtype=BF16)  # sums to a tie between 1 and 1 + 2^-7
+    b, small = torch.ones(2, 1, dtype=BF16), torch.tensor([2.0**-9], dtype=BF16)
+    twice = (a @ b) + small
+    assert twice.item() == 1.0
+    for extra in ({"bias": small}, {"residual": small.reshape(1, 1)}):
+        assert gemmsmith.gemm(a, b, **extra).item() == 1 + 2**-7
+
+
+def test_n01_sums_are_kept_in_f32() -> None:
+    a = torch.zeros(1, 4096, dtype=torch.float16)
+    a[0, 0] = 2048
+    a[0, 16::16] = 1
+    b = torch.ones(4096, 1, dtype=torch.float16)
+    assert gemmsmith.gemm(a, b).item() == 2304.0
+
+
+def test_beta_without_a_residual_is_refused() -> None:
+    a, b = integers(4, 8), integers(8, 4)
+    with pytest.raises(ArgumentError, match=r"beta is 2\.0 without a residual; .* residual=out"):
+        gemmsmith.gemm(a, b, beta=2.0, out=torch.zeros(4, 4, dtype=BF16))
+    assert torch.equal(gemmsmith.gemm(a, b, beta=0.0), exact(a, b))
+
+
+def test_x08_empty_sizes_give_empty_results() -> None:
+    bias = integers(6)
+    none = gemmsmith.gemm(integers(0, 8), integers(8, 6), bias)
+    assert (tuple(none.shape), none.dtype) == ((0, 6), BF16)
+    no_features = gemmsmith.gemm(integers(5, 8), integers(8, 0), integers(0))
+    assert tuple(no_features.shape) == (5, 0)
+    no_batch = gemmsmith.gemm(integers(0, 5, 8), integers(0, 8, 6), bias)
+    assert tuple(no_batch.shape) == (0, 5, 6)
+    rows = gemmsmith.gemm(integers(3, 0, 8), integers(8, 6), bias)
+    assert tuple(rows.shape) == (3, 0, 6)
+
+
+def test_x08_an_empty_sum_leaves_bias_and_residual() -> None:
+    a, b = integers(5, 0), integers(0, 6)
+    bias, residual = integers(6), integers(5, 6)
+    assert torch.equal(gemmsmith.gemm(a, b), torch.zeros(5, 6, dtype=BF16))
+    result = gemmsmith.gemm(a, b, bias, residual, beta=2.0)
+    assert torch.equal(result, bias + 2 * residual)
+
+
+def test_x08_empty_sizes_when_compiled(compiled: Any) -> None:
+    linear = compiled(lambda x, w, bias: gemmsmith.gemm(x, w.t(), bias))
+    w, bias = integers(6, 8), integers(6)
+    for rows in (3, 0, 5):
+        x = integers(rows, 8)
+        assert torch.equal(linear(x, w, bias), exact(x, w.t(), bias))
+
+
+def test_x10_leading_dimensions_are_rows_or_a_batch() -> None:
+    w = integers(48, 64)
+    x = integers(2, 7, 64)
+    result = gemmsmith.gemm(x, w.t())
+    assert tuple(result.shape) == (2, 7, 48)
+    assert torch.equal(result, exact(x, w.t()))
+    a, b = integers(4, 1, 128), integers(4, 128, 1)
+    result = gemmsmith.gemm(a, b)
+    assert tuple(result.shape) == (4, 1, 1)
+    assert torch.equal(result, exact(a, b))
+    heads, values = integers(2, 3, 5, 8), integers(2, 3, 8, 4)
+    assert torch.equal(gemmsmith.gemm(heads, values), exact(heads, values))
+    with pytest.raises(ArgumentError, match=r"a has 1 dimension\(s\), .* unsqueeze it"):
+        gemmsmith.gemm(integers(64), w.t())
+
+
+def test_x22_biases_of_the_right_type_work_strided_ones_too() -> None:
+    a, b = integers(8, 16, dtype=torch.float16), integers(16, 8, dtype=torch.float16)
+    store = integers(16, dtype=torch.float16)
+    for bias in (store[:8], store[:8].reshape(1, 8), store[::2], store[::2].reshape(1, 8)):
+        assert torch.equal(gemmsmith.gemm(a, b, bias), exact(a, b, bias))
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        (torch.ones(8), r"bias is torch.float32, the output is torch.float16"),
+        (torch.ones(8, dtype=BF16), r"bias is torch.bfloat16, the output is torch.float16"),
+        (torch.ones(8, 1, dtype=torch.float16), r"bias is \(8, 1\); \(8,\) or \(1, 8\) is needed"),
+        (torch.ones(9, dtype=torch.float16), r"bias is \(9,\); \(8,\) or \(1, 8\) is needed"),
+        (torch.ones((), dtype=torch.float16), r"bias is \(\); \(8,\) or \(1, 8\) is needed"),
+        (torch.ones(8, dtype=torch.float16, device="meta"), r"bias is on meta, a is on cpu"),
+        ([1.0] * 8, r"bias is a list, not a torch.Tensor"),
+    ],
+)
+def test_x22_other_biases_are_refused_and_the_next_call_works(bias: Any, words: str) -> None:
+    a, b = integers(8, 16, dtype=torch.float16), integers(16, 8, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match=words):
+        gemmsmith.gemm(a, b, bias)
+    assert torch.equal(gemmsmith.gemm(a, b), exact(a, b))
+
+
+@pytest.mark.parametrize(
+    ("a", "words"),
+    [
+        (numpy.ones((8, 16), numpy.float16), r"a is a ndarray, not a torch.Tensor"),
+        (None, r"a is a NoneType, not a torch.Tensor"),
+        (torch.ones(8, 16), r"b is torch.bfloat16, a is torch.float32"),
+        (torch.ones(8, 16, dtype=torch.float16), r"b is torch.bfloat16, a is torch.float16"),
+        (torch.ones(8, 16, dtype=torch.float64), r"a is torch.float64; float16, .* are legal"),
+        (torch.ones(8, 16, dtype=torch.complex64), r"a is torch.complex64; .* are legal"),
+        (torch.ones(8, 16, dtype=torch.int8), r"a is torch.int8; .* are legal"),
+    ],
+)
+def test_x23_what_is_no_operand_is_a_type_error_naming_it(a: Any, words: str) -> None:
+    b = integers(16, 8)
+    with pytest.raises(TypeError, match=words) as caught:
+        gemmsmith.gemm(a, b)
+    assert isinstance(caught.value, ArgumentTypeError)
+    good = integers(8, 16)
+    assert torch.equal(gemmsmith.gemm(good, b), exact(good, b))
+
+
+def test_x23_a_gradient_is_refused_not_lost() -> None:
+    a, w, bias = integers(8, 16), integers(24, 16), integers(24)
+    w.requires_grad_()
+    for call in (
+        lambda: gemmsmith.gemm(a, w.t(), bias),
+        lambda: gemmsmith.gemm(a, w.t(), out=torch.empty(8, 24, dtype=BF16)),
+        lambda: gemmsmith.gemm(a, w.detach().t(), bias.clone().requires_grad_()),
+    ):
+        with pytest.raises(ArgumentError, match=r"forward only: call it under torch\.no_grad"):
+            call()
+    right = exact(a, w.detach().t(), bias)
+    with torch.no_grad():
+        assert torch.equal(gemmsmith.gemm(a, w.t(), bias), right)
+    with torch.inference_mode():
+        result = gemmsmith.gemm(a.clone(), w.t(), bias)
+        assert torch.equal(result, right)
+        out = torch.empty(8, 24, dtype=BF16)
+        assert torch.equal(gemmsmith.gemm(a, w.t(), bias, out=out), right)
+    assert torch.equal(gemmsmith.gemm(a, w.detach().t(), bias), right)
+
+
+def test_x23_a_gradient_is_refused_when_compiled_too(compiled: Any) -> None:
+    linear = compiled(lambda x, w: gemmsmith.gemm(x, w.t()))
+    a, w = integers(8, 16), integers(24, 16).requires_grad_()
+    with pytest.raises(Exception, match="forward only"):
+        linear(a, w)
+    with torch.no_grad():
+        assert torch.equal(linear(a, w), exact(a, w.detach().t()))
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (torch.empty(8, 9, dtype=BF16), r"out is \(8, 9\), the result is \(8, 8\)"),
+        (torch.empty(64, dtype=BF16), r"out is \(64,\), the result is \(8, 8\)"),
+        (torch.empty(8, 8), r"out is torch.float32, the kernels write torch.bfloat16"),
+        (torch.empty(8, 8, dtype=BF16, device="meta"), r"out is on meta, a is on cpu"),
+        ("here", r"out is a str, not a torch.Tensor"),
+    ],
+)
+def test_an_output_that_does_not_fit_is_refused(out: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        gemmsmith.gemm(integers(8, 16), integers(16, 8), out=out)
+
+
+def test_a_handle_of_another_process_is_refused() -> None:
+    with pytest.raises(NoKernelError, match=r"'gemm_x@1f' is no kernel set of this process"):
+        gemmsmith.gemm(integers(8, 16), integers(16, 8), kernels="gemm_x@1f")
+
+
+def test_x24_one_graph_and_two_compiles_for_all_numbers_of_tokens(compiled: Any) -> None:
+    def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return torch.nn.functional.silu(gemmsmith.gemm(x, w.t(), bias))
+
+    fast = compiled(layer)
+    w, bias = integers(24, 16), integers(24)
+    for m in (1, 2, 7, 16, 129, 4096):
+        x = integers(m, 16)
+        assert torch.equal(fast(x, w, bias), layer(x, w, bias)), m
+    assert 1 <= compiled.counter.frame_count <= 2
+    nodes = compiled.counter.graphs[-1].graph.nodes
+    ours = [str(node.target) for node in nodes if "gemmsmith" in str(node.target)]
+    assert ours == ["gemmsmith.gemm.default"]
+
+
+def test_x24_writing_in_place_when_compiled(compiled: Any) -> None:
+    def layer(x: Tensor, w: Tensor, stream: Tensor) -> Tensor:
+        gemmsmith.gemm(x, w.t(), residual=stream, out=stream)
+        return stream * 2
+
+    fast = compiled(layer)
+    x, w = integers(8, 16), integers(24, 16)
+    for rows in (8, 5):
+        stream = integers(rows, 24)
+        right = exact(x[:rows], w.t(), None, stream)
+        assert torch.equal(fast(x[:rows], w, stream), right * 2)
+        assert torch.equal(stream, right)
+    assert compiled.counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (integers(5, 16), integers(16, 24)),
+        (integers(5, 16), integers(24, 16).t(), integers(24)),
+        (integers(2, 5, 16), integers(16, 24), None, integers(2, 5, 24), 2.0, -1.0),
+        (integers(3, 5, 16), integers(3, 16, 24), integers(24), integers(3, 5, 24), 1.0, 1.0),
+        (integers(16, 5).t(), integers(32, 24)[::2]),
+        (integers(1, 16, dtype=torch.float16), integers(16, 1, dtype=torch.float16)),
+        (integers(0, 16), integers(16, 24)),
+        (integers(5, 16, dtype=torch.float32), integers(16, 24, dtype=torch.float32)),
+    ],
+)
+def test_opcheck(arguments: tuple[Any, ...]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about its test utilities
+        torch.library.opcheck(torch.ops.gemmsmith.gemm.default, arguments)
+        shape = (*arguments[0].shape[:-1], arguments[1].shape[-1])
+        out = torch.zeros(shape, dtype=arguments[0].dtype)
+        torch.library.opcheck(torch.ops.gemmsmith.gemm_out.default, arguments, {"out": out})
+
+
+def test_l04_cuda_is_left_alone() -> None:
+    gemmsmith.gemm(integers(5, 16), integers(16, 24))
+    assert not torch.cuda.is_initialized()
