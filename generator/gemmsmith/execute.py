@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gemmsmith.arch import architecture_of
 from gemmsmith.choose import Tuning
-from gemmsmith.errors import ArgumentTypeError, LaunchError, UnknownArchitectureError
+from gemmsmith.errors import LaunchError, UnknownArchitectureError
 from gemmsmith.kernelset import DeviceFacts, Plan, Selection, default_kernels, selection
 from gemmsmith.launcher import Call
 from gemmsmith.operands import Matrix, Operands, operands
@@ -111,8 +111,6 @@ def run_on_cuda(
         plan: Plan | str = "K is 0"
     elif a.dtype == torch.float32:
         plan = "float32 inputs have no kernel"
-        if kernels:
-            raise ArgumentTypeError(f"a is {a.dtype}; the named kernels take fp16 or bf16")
     else:
         matrices = operands(a, b, bias, residual, out)
         plan = _plan(matrices.problem(), kernels, device)

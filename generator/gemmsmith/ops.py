@@ -8,6 +8,7 @@ the empty one stands for the default kernels of the tensors' GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,13 +91,33 @@ def problem_of(
         ArgumentError: as :func:`gemm` does.
     """
     if out is None:
-        out = _new_output(a, b, bias, residual, kernels)
+        taken = kernels if _written_dtypes(a.dtype, kernels) else ""  # else: misfit says why
+        out = _new_output(a, b, bias, residual, taken)
     check(a, b, bias, residual, out.dtype)
     return operands(a, b, bias, residual, out).problem()
 
 
-def _output_dtype(a: Tensor, kernels: str) -> torch.dtype:
-    return _OF_DTYPE[selection(kernels).specs[0].d] if kernels else a.dtype
+@cache
+def _written_dtypes(dtype: torch.dtype, kernels: str) -> tuple[torch.dtype, ...]:
+    """Return the output types of the kernels that take ``dtype``, its own first."""
+    if not kernels:
+        return (dtype,)
+    specs = selection(kernels).specs
+    written = {_OF_DTYPE[spec.d] for spec in specs if _OF_DTYPE[spec.a] == dtype}
+    return tuple(sorted(written, key=lambda each: (each != dtype, str(each))))
+
+
+def _output_dtype(a: Tensor, kernels: str, out: Tensor | None = None) -> torch.dtype:
+    """Return the type that a call writes: that of ``out``, where a kernel has it.
+
+    Raises:
+        ArgumentTypeError: where named kernels do not take ``a``.
+    """
+    written = _written_dtypes(a.dtype, kernels)
+    if not written:
+        taken = ", ".join(sorted({spec.a.name for spec in selection(kernels).specs}))
+        raise ArgumentTypeError(f"a is {a.dtype}; the named kernels take {taken}")
+    return out.dtype if out is not None and out.dtype in written else written[0]
 
 
 def _column_major(kernels: str) -> bool:
@@ -130,7 +151,7 @@ def _fake(
 def _check_out(
     a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, kernels: str
 ) -> None:
-    dtype = _output_dtype(a, kernels)
+    dtype = _output_dtype(a, kernels, out)
     shape = check(a, b, bias, residual, dtype)
     if out.device != a.device:
         raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
