@@ -37,13 +37,19 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-MATH_PER_SM = 7.0e6  # bf16 FLOP per microsecond of one multiprocessor that never waits
-SMEM_PER_SM = 210e3  # bytes per microsecond that wgmma reads from shared memory
-L2_PER_SM = 60e3  # bytes per microsecond that TMA brings to one multiprocessor
-HBM = 4.2e6  # bytes per microsecond of the whole device
-L2_TOTAL = 7.0e6  # bytes per microsecond of the whole device
-LAUNCH = 2.5  # microseconds from launch to first load and from last store to completion
-EPILOGUE = 1.0  # microseconds of a 128x128 tile's epilogue that no main loop hides
+LAUNCH = 3.0  # µs from launch to the first load and from the last store to completion
+MATH_PER_SM = 6.0e6  # FLOP per µs of one multiprocessor with two warpgroups at work
+ONE_WARPGROUP = 0.96  # of that rate with one
+SHARED_PER_SM = 210e3  # bytes per µs that wgmma reads from shared memory
+INGEST_PER_SM = 130e3  # bytes per µs that TMA brings into one multiprocessor
+L2 = 6.4e6  # bytes per µs that L2 gives to all, multicast ones counted once
+HBM = 4.1e6  # bytes per µs of device memory
+EPILOGUE = 1.9  # µs of a 128x128 tile's epilogue in a cooperative kernel
+PINGPONG_EPILOGUE = 1.0  # the same where only the last tile's is not hidden by a main loop
+RAMP = 1.6  # µs of a block that is launched for one tile: pipeline fill and epilogue
+REDUCTION = 1.5  # µs that stream_k spends on partial tiles
+SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
+SHARPNESS = 4  # how nearly the tightest limit alone decides (a p-norm's p)
 
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
@@ -83,23 +89,35 @@ def slots(spec: KernelSpec, sm_count: int) -> int:
 
 
 def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
-    """Return the estimated time of the call with ``spec``, in microseconds."""
-    tile, size = spec.tile, spec.a.bytes
+    """Return the estimated time of the call with ``spec``, in microseconds.
+
+    The tightest of tensor cores, shared memory, TMA, L2 and device memory decides the main loops;
+    waves that are not full cost as much as full ones, unless stream_k splits their tiles.
+    """
+    tile, device, size = spec.tile, spec.device_tile, spec.a.bytes
     count = tiles(spec, problem)
-    rounds = count / slots(spec, sm_count)
-    if spec.scheduler == "static":
-        rounds = math.ceil(rounds)
-    device = spec.device_tile
-    math_time = 2 * tile.m * tile.n * problem.k / MATH_PER_SM
-    smem_time = problem.k * size * device.m * (1 + device.n / 64) / SMEM_PER_SM
-    loads = problem.k * size * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
-    per_tile = max(math_time, smem_time, loads / L2_PER_SM)
-    epilogue = EPILOGUE * tile.m * tile.n / (128 * 128)
-    if spec.schedule == "pingpong" and rounds > 1:
-        epilogue /= rounds
-    unique = size * problem.k * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.n
-    memory = max(problem.batch * unique / HBM, count * loads / L2_TOTAL)
-    return LAUNCH + max(rounds * (per_tile + epilogue), memory + epilogue)
+    rounds: float = math.ceil(waves(spec, problem, sm_count))
+    split = spec.scheduler == "stream_k"
+    if split:
+        rounds = max(1.0, waves(spec, problem, sm_count))
+    alone = spec.schedule == "warp_specialized" or (spec.schedule == "pingpong" and rounds <= 1)
+    depth = problem.k * size
+    main_loop = max(
+        2 * tile.m * tile.n * problem.k / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
+        depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,  # A once, B for each 64 rows of A
+        depth * (tile.m + tile.n) / INGEST_PER_SM,
+    )
+    shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
+    unique = depth * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.n
+    limits = (rounds * main_loop, shared / L2, problem.batch * unique / HBM)
+    busy = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
+    area = tile.m * tile.n / (128 * 128)
+    exposed = {
+        "pingpong": PINGPONG_EPILOGUE * area,
+        "cooperative": EPILOGUE * area * rounds,
+    }.get(spec.schedule, RAMP * rounds)
+    total = LAUNCH + busy + exposed + (REDUCTION if split else 0.0)
+    return total * (SPARE_RESIDUAL if spec.residual and not problem.residual else 1.0)
 
 
 def _up(value: int, step: int) -> int:
