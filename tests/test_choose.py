@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -27,11 +28,11 @@ TOKENS = (
 )
 
 
-def problem(m: int, n: int, k: int, dtype: DType = BF16, **more: object) -> GemmProblem:
+def problem(m: int, n: int, k: int, dtype: DType = BF16, **more: Any) -> GemmProblem:
     return dataclasses.replace(GemmProblem(m=m, n=n, k=k, a=dtype, b=dtype, d=dtype), **more)
 
 
-def big(m: int = 128, n: int = 256, **more: object) -> KernelSpec:
+def big(m: int = 128, n: int = 256, **more: Any) -> KernelSpec:
     basic = KernelSpec(arch=SM_90A, tile=Tile(m, n, 64), schedule="cooperative")
     return dataclasses.replace(basic, **more)
 
@@ -121,11 +122,10 @@ def test_a_nearly_empty_second_wave_is_shared_by_stream_k() -> None:
 
 def test_larger_calls_never_take_less_time() -> None:
     for spec in (small(), big(), big(128, 128, scheduler="stream_k")):
-        for grown in ({"m": 8192}, {"n": 16384}, {"k": 8192}, {"batch": 4}):
-            call = problem(512, 4096, 4096)
-            assert estimate(spec, dataclasses.replace(call, **grown), 132) > estimate(
-                spec, call, 132
-            )
+        least = estimate(spec, problem(512, 4096, 4096), 132)
+        for size in ((8192, 4096, 4096), (512, 16384, 4096), (512, 4096, 8192)):
+            assert estimate(spec, problem(*size), 132) > least
+        assert estimate(spec, problem(512, 4096, 4096, batch=4), 132) > least
 
 
 def test_tuning_groups_tiles_of_persistent_kernels_on_large_outputs_only() -> None:
@@ -142,10 +142,12 @@ def test_a_choice_always_fits_and_is_made_wherever_one_can_be(arch: Architecture
     specs = defaults(arch)
     made = 0
     for _ in range(1500):
-        sizes = [draw.choice((1, 7, 8, 36, 64, 768, 1000, 4096, 8192, 50257)) for _ in range(3)]
+        m, n, k = (draw.choice((1, 7, 8, 36, 64, 768, 1000, 4096, 8192, 50257)) for _ in range(3))
         dtype = draw.choice((BF16, FP16))
         call = problem(
-            *sizes,
+            m,
+            n,
+            k,
             dtype,
             batch=draw.choice((1, 1, 6)),
             d=draw.choice((dtype, dtype, dtype, FP32)),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gemmsmith
 from gemmsmith.arch import SM_80, SM_90A
@@ -27,8 +28,6 @@ from gemmsmith.launcher import launcher
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 from real_kernels import AMPERE, HOPPER
-
-torch = pytest.importorskip("torch")
 
 MIXED = """
 families:
@@ -64,7 +63,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def real_set(real_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., KernelSet]:
+def real_set(
+    real_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., KernelSet]]:
     """Make a set of kernels that are built."""
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(real_cache))
     monkeypatch.setenv("GEMMSMITH_NEVER_COMPILE", "1")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,13 +97,14 @@ def forgetful() -> Iterator[None]:
 def call_of_distinct_values() -> Call:
     values = {name: 2**33 + index for index, name in enumerate(Call._fields)}
     small = {name: 11 * index for index, name in enumerate(Call._fields) if index >= 17}
-    return Call(**{**values, **small, "alpha": 0.5, "beta": -2.0, "c": 0})
+    changed: dict[str, Any] = {**values, **small, "alpha": 0.5, "beta": -2.0, "c": 0}
+    return Call(**changed)
 
 
 def aligned_call(spec: KernelSpec, **changes: float) -> Call:
     """A call that ``spec`` can take, as far as one can say without a GPU."""
     m, n, k = 64, 128, 72
-    values = {
+    values: dict[str, Any] = {
         **dict.fromkeys(Call._fields, 0),
         "m": m,
         "n": n,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor  # noqa: E402
-
-from gemmsmith.dtypes import BF16, FP16, FP32  # noqa: E402
-from gemmsmith.errors import ArgumentError, ArgumentTypeError  # noqa: E402
-from gemmsmith.operands import Matrix, Operands, check, operands  # noqa: E402
+from gemmsmith.dtypes import BF16, FP16, FP32
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.operands import Matrix, Operands, check, operands
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -269,9 +267,11 @@ def test_check_names_what_does_not_go_together() -> None:
     a, b = tensor(5, 24), tensor(24, 16)
 
     def refuse(words: str, *arguments: Tensor | None, dtype: torch.dtype = torch.bfloat16) -> None:
-        padded = (*arguments, None, None)[:4]
+        a, b, bias, residual = (*arguments, None, None)[:4]
+        assert a is not None
+        assert b is not None
         with pytest.raises(ArgumentError, match=words):
-            check(*padded, dtype)  # type: ignore[arg-type]
+            check(a, b, bias, residual, dtype)
 
     refuse(r"K=24, b is .* K=25", a, tensor(25, 16))
     refuse(r"a has 1 dimension", tensor(24), b)

@@ -6,17 +6,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
-torch = pytest.importorskip("torch")
-
-import numpy  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
-
-import gemmsmith  # noqa: E402
-from gemm_data import rounded, small_integers  # noqa: E402
-from gemmsmith.errors import ArgumentError, ArgumentTypeError, NoKernelError  # noqa: E402
+import gemmsmith
+from gemm_data import rounded, small_integers
+from gemmsmith.errors import ArgumentError, ArgumentTypeError, NoKernelError
 
 BF16 = torch.bfloat16
 HALVES = (torch.bfloat16, torch.float16)
@@ -49,7 +47,7 @@ def compiled() -> Any:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
 
-    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_it(function: Callable[..., Any]) -> Any:
         return torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
 
     compile_it.counter = counter  # type: ignore[attr-defined]
@@ -61,13 +59,14 @@ def compiled() -> Any:
 def test_values_of_all_arguments_together(dtype: torch.dtype) -> None:
     a, w = integers(33, 72, dtype=dtype), integers(40, 72, dtype=dtype)
     bias, residual = integers(40, dtype=dtype), integers(33, 40, dtype=dtype)
-    for extra in (
+    combinations: tuple[dict[str, Any], ...] = (
         {},
         {"bias": bias},
         {"alpha": -0.5},
         {"residual": residual},
         {"bias": bias, "residual": residual, "alpha": 2.0, "beta": -3.0},
-    ):
+    )
+    for extra in combinations:
         result = gemmsmith.gemm(a, w.t(), **extra)
         assert result.dtype == dtype
         assert result.stride() == (40, 1)
