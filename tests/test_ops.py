@@ -106,8 +106,8 @@ def test_the_sum_is_rounded_once() -> None:
     b, small = torch.ones(2, 1, dtype=BF16), torch.tensor([2.0**-9], dtype=BF16)
     twice = (a @ b) + small
     assert twice.item() == 1.0
-    for extra in ({"bias": small}, {"residual": small.reshape(1, 1)}):
-        assert gemmsmith.gemm(a, b, **extra).item() == 1 + 2**-7
+    assert gemmsmith.gemm(a, b, bias=small).item() == 1 + 2**-7
+    assert gemmsmith.gemm(a, b, residual=small.reshape(1, 1)).item() == 1 + 2**-7
 
 
 def test_n01_sums_are_kept_in_f32() -> None:
