@@ -6,9 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.gemm_data import rounded, small_integers  # noqa: E402
-
 import gemmsmith  # noqa: E402
+from gemm_data import rounded, small_integers  # noqa: E402
 from gemmsmith.errors import ArgumentError, ArgumentTypeError, NoKernelError  # noqa: E402
 from gemmsmith.execute import last_kernel  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402

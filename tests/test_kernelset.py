@@ -310,7 +310,7 @@ def test_l01_an_edited_file_gives_new_kernels_and_the_old_ones_stay_valid(file: 
 
 
 @pytest.mark.nvcc
-def test_l01_two_versions_of_a_library_are_loaded_side_by_side(
+def test_two_sets_share_a_library_of_the_same_content(
     real_set: Callable[..., KernelSet],
 ) -> None:
     old = real_set(HOPPER)
@@ -319,8 +319,9 @@ def test_l01_two_versions_of_a_library_are_loaded_side_by_side(
     second = new.plan(problem_for(HOPPER), H200)
     assert isinstance(first, Plan)
     assert isinstance(second, Plan)
-    assert second.kernel is first.kernel  # the same content is loaded once
+    assert second.kernel is first.kernel
     assert selection(old.handle) is old
+    assert selection(new.handle) is new
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])

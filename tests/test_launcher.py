@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.errors import CompileError, LoadError, ToolchainError
+from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
 from gemmsmith.launcher import Call, Kernel, Launcher, launcher, load_library
 from gemmsmith.launcher.with_ctypes import ABI_VERSION, CtypesLauncher
 from gemmsmith.launcher.with_pybind11 import module_path, pybind11_launcher
@@ -159,6 +159,17 @@ def test_each_field_arrives_where_it_belongs(each_launcher: Launcher, tmp_path: 
     assert first.blocks_per_sm() == (0, 3)
 
 
+def test_l01_libraries_with_equal_names_inside_stay_apart(
+    each_launcher: Launcher, tmp_path: Path
+) -> None:
+    old, _ = each_launcher.load(str(echo_library(tmp_path / "old.so")))
+    edited = ECHO.replace("*blocks = 3", "*blocks = 5").replace('"first", 128', '"first", 64')
+    new, _ = each_launcher.load(str(echo_library(tmp_path / "new.so", text=edited)))
+    assert old.name == new.name
+    assert (old.threads, old.blocks_per_sm()) == (128, (0, 3))
+    assert (new.threads, new.blocks_per_sm()) == (64, (0, 5))
+
+
 @pytest.mark.parametrize("name", ["pybind11", "ctypes"])
 @pytest.mark.usefixtures("forgetful")
 def test_what_is_no_kernel_library_is_a_load_error(
@@ -215,6 +226,22 @@ def test_without_python_headers_the_pybind11_setting_is_an_error(
     monkeypatch.setenv("GEMMSMITH_LAUNCHER", "auto")
     assert isinstance(launcher(), CtypesLauncher)
     assert caplog.text.count("Python.h") == 1
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("GEMMSMITH_LAUNCHER", "pybind11")
+    with pytest.raises(
+        CacheError, match=r"cannot keep the launcher in .*; set GEMMSMITH_CACHE_DIR"
+    ):
+        launcher()
+    monkeypatch.setenv("GEMMSMITH_LAUNCHER", "auto")
+    assert isinstance(launcher(), CtypesLauncher)
+    assert caplog.text.count("set GEMMSMITH_CACHE_DIR") == 1
 
 
 @pytest.mark.usefixtures("forgetful")

@@ -318,6 +318,14 @@ def test_opcheck(arguments: tuple[Any, ...]) -> None:
         torch.library.opcheck(torch.ops.gemmsmith.gemm_out.default, arguments, {"out": out})
 
 
+def test_meta_tensors_give_shape_and_type_alone() -> None:
+    a, b = integers(2, 5, 16).to("meta"), integers(16, 24).to("meta")
+    result = gemmsmith.gemm(a, b)
+    assert (result.shape, result.dtype, result.device.type) == ((2, 5, 24), BF16, "meta")
+    with pytest.raises(ArgumentError, match=r"K=16, b is .* K=24"):
+        gemmsmith.gemm(a, b.t())
+
+
 def test_l04_cuda_is_left_alone() -> None:
     gemmsmith.gemm(integers(5, 16), integers(16, 24))
     assert not torch.cuda.is_initialized()
