@@ -135,6 +135,9 @@ def _no_bars() -> Iterator[None]:
 
 
 def _identity(gguf: Path) -> str:
+    with gguf.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelFileError(f"{gguf} is no GGUF file: it does not start with GGUF")
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
