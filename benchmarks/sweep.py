@@ -25,7 +25,7 @@ from gemmsmith.rounds import Comparison, Policy
 
 KNOBS = [Tuning(raster=raster, swizzle=swizzle) for raster in (1, 2) for swizzle in (1, 2, 4, 8)]
 SPLITS = [Tuning(splits=splits) for splits in (2, 3, 4, 6, 8)]
-POLICY = Policy(seconds=1.2, min_rounds=6, max_rounds=40, retire_above=1.25, precision=0.004)
+POLICY = Policy(seconds=1.5, min_rounds=8, max_rounds=60, retire_above=1.1, precision=0.003)
 
 
 def measure(kernels: KernelSet, m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, object]:

@@ -79,8 +79,7 @@ def test_only_our_kernels_run_in_the_swapped_layers(models: Models, tokens: int)
     launched = [
         event.name
         for event in profiler.events()
-        if event.device_type.name == "CUDA"
-        and not event.name.startswith(("Memset", "Memcpy"))
+        if event.device_type.name == "CUDA" and not event.name.startswith(("Memset", "Memcpy"))
     ]
     print(f"\n{tokens} tokens: {dict(ran)}")
     foreign = [name for name in launched if not any(kernel in name for kernel in ran)]

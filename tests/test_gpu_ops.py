@@ -9,12 +9,18 @@ torch = pytest.importorskip("torch")
 import gemmsmith  # noqa: E402
 from gemm_data import rounded, small_integers  # noqa: E402
 from gemmsmith.errors import ArgumentError, ArgumentTypeError, NoKernelError  # noqa: E402
-from gemmsmith.execute import last_kernel  # noqa: E402
+from gemmsmith.execute import LaunchRecord  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402
 from gemmsmith.resources import configs_dir  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
+
+
+def last_kernel() -> LaunchRecord:
+    record = gemmsmith.last_kernel()
+    assert record is not None
+    return record
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,6 @@ def test_the_named_kernel_is_the_one_that_ran(kernels: KernelSet) -> None:
         events = kernel_events(lambda kernel=kernels[name]: kernel(a, w.t()))
         assert any(f"::{name}>" in event for event in events), (name, events)
         record = last_kernel()
-        assert record is not None
         assert record.name == name
         assert torch.equal(kernels[name](a, w.t()), right)
         tested += 1
@@ -62,7 +67,6 @@ def test_the_default_choice_names_what_it_ran(kernels: KernelSet) -> None:
     a, w, right = operands(64, 6144, 4096)
     assert torch.equal(gemmsmith.gemm(a, w.t()), right)
     record = last_kernel()
-    assert record is not None
     assert record.name in kernels.names
     assert record.reason == ""
     events = kernel_events(lambda: gemmsmith.gemm(a, w.t()))
@@ -211,7 +215,7 @@ def test_x22_and_x23_bad_arguments_are_named_and_the_next_call_works(kernels: Ke
         "b is on cuda:0, a is on cpu": lambda: gemmsmith.gemm(a.cpu(), w.t()),
         "a is torch.complex64": lambda: gemmsmith.gemm(a.to(torch.complex64), w.t()),
         "b is torch.float16": lambda: gemmsmith.gemm(a, w.t().half()),
-        "a is a NoneType": lambda: gemmsmith.gemm(None, w.t()),
+        "a is a NoneType": lambda: gemmsmith.gemm(None, w.t()),  # type: ignore[arg-type]
         "forward only": lambda: gemmsmith.gemm(a.clone().requires_grad_(), w.t()),
     }
     for message, call in bad.items():

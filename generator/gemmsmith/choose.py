@@ -37,19 +37,22 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-LAUNCH = 3.0  # µs from launch to the first load and from the last store to completion
-MATH_PER_SM = 6.0e6  # FLOP per µs of one multiprocessor with two warpgroups at work
-ONE_WARPGROUP = 0.96  # of that rate with one
-SHARED_PER_SM = 210e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 130e3  # bytes per µs that TMA brings into one multiprocessor
-L2 = 6.4e6  # bytes per µs that L2 gives to all, multicast ones counted once
-HBM = 4.1e6  # bytes per µs of device memory
-EPILOGUE = 1.9  # µs of a 128x128 tile's epilogue in a cooperative kernel
-PINGPONG_EPILOGUE = 1.0  # the same where only the last tile's is not hidden by a main loop
-RAMP = 1.6  # µs of a block that is launched for one tile: pipeline fill and epilogue
+MATH_PER_SM = 4.3e6  # FLOP per µs of one multiprocessor with two warpgroups at work
+ONE_WARPGROUP = 0.97  # of that rate with one
+SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
+INGEST_PER_SM = 170e3  # bytes per µs that TMA brings into one multiprocessor
+L2 = 9.0e6  # bytes per µs that L2 reads for all, multicast ones counted once
+DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
+HBM = 4.2e6  # bytes per µs of device memory
+EPILOGUE = 1.1  # µs of a 128x128 tile's epilogue in a cooperative kernel
+PINGPONG_EPILOGUE = 0.8  # the same where only the last tile's is not hidden by a main loop
+RAMP = 3.0  # µs of a block that is launched for one tile: pipeline fill and epilogue
+POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
+DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
-SHARPNESS = 4  # how nearly the tightest limit alone decides (a p-norm's p)
+MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
+SHARPNESS = 7.5  # how nearly the tightest limit alone decides (a p-norm's p)
 
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
@@ -63,18 +66,25 @@ def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> 
 
 
 def tune(spec: KernelSpec, problem: GemmProblem) -> Tuning:
-    """Return run-time knobs for ``spec``: group tiles so that a wave's operands stay in L2."""
-    tiles_m = math.ceil(problem.m / spec.tile.m)
-    tiles_n = math.ceil(problem.n / spec.tile.n)
-    if spec.schedule in ("pingpong", "cooperative") and min(tiles_m, tiles_n) >= 8:
-        return Tuning(swizzle=4)
+    """Return run-time knobs for ``spec``: the order in which a persistent kernel takes its tiles.
+
+    Tiles are taken in groups, so that those of one wave share operands in L2. CUTLASS rounds both
+    tile counts up to whole groups, so a group is made only as large as leaves next to none empty.
+    The raster runs across the narrower side of a tile, which keeps the wider operand in place.
+    """
+    if spec.schedule not in ("pingpong", "cooperative"):
+        return Tuning()
+    count = tiles(spec, problem)
+    for swizzle in (8, 4, 2):
+        if tiles(spec, problem, group=swizzle) <= MOST_PADDING * count:
+            return Tuning(raster=1 if spec.tile.n > spec.tile.m else 2, swizzle=swizzle)
     return Tuning()
 
 
-def tiles(spec: KernelSpec, problem: GemmProblem) -> int:
-    """Return how many tiles the call has, those included that only fill up clusters."""
-    tiles_m = _up(math.ceil(problem.m / spec.tile.m), spec.cluster.m)
-    tiles_n = _up(math.ceil(problem.n / spec.tile.n), spec.cluster.n)
+def tiles(spec: KernelSpec, problem: GemmProblem, group: int = 1) -> int:
+    """Return how many tiles the call has, with those that only fill up clusters (in groups)."""
+    tiles_m = _up(math.ceil(problem.m / spec.tile.m), spec.cluster.m * group)
+    tiles_n = _up(math.ceil(problem.n / spec.tile.n), spec.cluster.n * group)
     return tiles_m * tiles_n * problem.batch
 
 
@@ -96,10 +106,11 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
     """
     tile, device, size = spec.tile, spec.device_tile, spec.a.bytes
     count = tiles(spec, problem)
-    rounds: float = math.ceil(waves(spec, problem, sm_count))
+    full = waves(spec, problem, sm_count)
+    rounds: float = full + (math.ceil(full) - full) * math.exp(-full / POWER_LIMITED)
     split = spec.scheduler == "stream_k"
     if split:
-        rounds = max(1.0, waves(spec, problem, sm_count))
+        rounds = max(1.0, full)
     alone = spec.schedule == "warp_specialized" or (spec.schedule == "pingpong" and rounds <= 1)
     depth = problem.k * size
     main_loop = max(
@@ -109,14 +120,22 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
     )
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
     unique = depth * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.n
-    limits = (rounds * main_loop, shared / L2, problem.batch * unique / HBM)
-    busy = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
+    delivered = count * depth * (tile.m + tile.n)
+    limits = (
+        rounds * main_loop,
+        shared / L2,
+        delivered / DELIVERY,
+        problem.batch * unique / HBM,
+    )
+    busy: float = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
     area = tile.m * tile.n / (128 * 128)
     exposed = {
-        "pingpong": PINGPONG_EPILOGUE * area,
-        "cooperative": EPILOGUE * area * rounds,
+        "pingpong": RAMP + PINGPONG_EPILOGUE * area,
+        "cooperative": RAMP + EPILOGUE * area * rounds,
     }.get(spec.schedule, RAMP * rounds)
-    total = LAUNCH + busy + exposed + (REDUCTION if split else 0.0)
+    total = busy + exposed + (REDUCTION if split else 0.0)
+    if spec.store == "direct":
+        total += DIRECT_STORE * area * rounds
     return total * (SPARE_RESIDUAL if spec.residual and not problem.residual else 1.0)
 
 
