@@ -66,7 +66,9 @@ def nvcc_layout(nvcc: Path) -> Layout:
     Where it tells nothing the root is taken to be the folder above nvcc's own.
     """
     try:
-        text = output_of(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull)
+        profile = nvcc.parent / "nvcc.profile"
+        also = (profile,) if profile.is_file() else ()
+        text = output_of(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull, also=also)
     except ToolchainError:  # the first compile tells what is wrong, with the file at hand
         text = ""
     said = dict(re.findall(r"^#\$ (\w+)=(.*)$", text, re.MULTILINE))
