@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from gemmsmith.ops import last_kernel
 
 from gemmsmith.conversion import convert
 from gemmsmith.generation import Generated, count_kernels, first_difference, greedy
+from gemmsmith.ops import last_kernel
 
 
 class Words:

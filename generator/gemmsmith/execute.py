@@ -1,9 +1,8 @@
-"""One checked call, carried out: which kernel, which workspace, which stream, and what was run."""
+"""One checked call, carried out: by a kernel, by torch, or on the CPU; and what was run."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,28 +10,15 @@ from torch import Tensor
 
 from gemmsmith.arch import architecture_of
 from gemmsmith.choose import Tuning
-from gemmsmith.errors import LaunchError, UnknownArchitectureError
+from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.kernelset import DeviceFacts, Plan, Selection, default_kernels, selection
-from gemmsmith.launcher import Call
-from gemmsmith.operands import Matrix, Operands, operands
+from gemmsmith.launch import LaunchRecord, Ready, prepare, queue, signature
+from gemmsmith.operands import Operands, operands
 from gemmsmith.problem import GemmProblem
 
+__all__ = ["LaunchRecord", "last_kernel", "run_on_cpu", "run_on_cuda"]
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchRecord:
-    """What the last GEMM of this process ran."""
-
-    name: str
-    """The kernel's name; ``torch`` where torch took the call, ``cpu`` for CPU tensors."""
-    reason: str
-    """Why torch took it; empty where a kernel ran."""
-    tuning: Tuning
-    """The run-time knobs."""
-    copied: tuple[str, ...]
-    """Arguments that were copied because their strides cannot be expressed."""
-
 
 _last: LaunchRecord | None = None
 
@@ -42,11 +28,13 @@ def last_kernel() -> LaunchRecord | None:
     return _last
 
 
-def _record(
-    name: str, reason: str = "", tuning: Tuning | None = None, copied: tuple[str, ...] = ()
-) -> None:
+def _record(record: LaunchRecord) -> None:
     global _last
-    _last = LaunchRecord(name=name, reason=reason, tuning=tuning or Tuning(), copied=copied)
+    _last = record
+
+
+def _without_kernel(name: str, reason: str) -> LaunchRecord:
+    return LaunchRecord(name=name, reason=reason, tuning=Tuning(), copied=())
 
 
 def _in_torch(
@@ -69,6 +57,10 @@ def _in_torch(
     out.copy_(product)
 
 
+_ON_CPU = _without_kernel("cpu", "the tensors are on the CPU")
+_EMPTY = _without_kernel("none", "the output is empty")
+
+
 def run_on_cpu(
     a: Tensor,
     b: Tensor,
@@ -80,7 +72,7 @@ def run_on_cpu(
 ) -> None:
     """Write ``alpha * a @ b + beta * residual + bias`` to ``out`` with torch, in fp32."""
     _in_torch(a, b, bias, residual, alpha, beta, out)
-    _record("cpu", "the tensors are on the CPU")
+    _record(_ON_CPU)
 
 
 def run_on_cuda(
@@ -101,30 +93,53 @@ def run_on_cuda(
         NoKernelError, LaunchError, ArgumentError: see :func:`gemmsmith.gemm`.
     """
     if out.numel() == 0:
-        _record("none", "the output is empty")
+        _record(_EMPTY)
         return
     if beta == 0.0:
         residual = None
-    index = a.device.index
-    device = _device(index)
-    if a.shape[-1] == 0:
-        plan: Plan | str = "K is 0"
-    elif a.dtype == torch.float32:
-        plan = "float32 inputs have no kernel"
-    else:
-        matrices = operands(a, b, bias, residual, out)
-        plan = _plan(matrices.problem(), kernels, device)
-    if isinstance(plan, str):
-        _say_once(plan)
-        _fall_back(a, b, bias, residual, alpha, beta, out)
-        _record("torch", plan)
+    addresses = (
+        a.data_ptr(),
+        b.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+    )
+    key = signature(a, b, bias, residual, out, kernels)
+    ready = _ready.get(key)
+    if ready is not None:
+        queue(ready, addresses, alpha, beta, out.device)
+        _record(ready.record)
         return
-    if torch.cuda.current_device() == index:
-        _launch(plan, matrices, alpha, beta, index, device)
-    else:
-        with torch.cuda.device(index):
-            _launch(plan, matrices, alpha, beta, index, device)
-    _record(plan.spec.name, "", plan.tuning, matrices.copied)
+    matrices, plan = _planned(a, b, bias, residual, out, kernels)
+    if matrices is None or isinstance(plan, str):
+        _say_once(str(plan))
+        _fall_back(a, b, bias, residual, alpha, beta, out)
+        _record(_without_kernel("torch", str(plan)))
+        return
+    ready = prepare(plan, matrices, _device(a.device.index), a.device.index)
+    queue(ready, matrices.addresses, alpha, beta, out.device)
+    _record(ready.record)
+    if matrices.addresses == addresses:  # nothing was copied, nor will be the next time
+        if len(_ready) >= _MOST_READY:
+            _ready.clear()
+        _ready[key] = ready
+
+
+_ready: dict[tuple[object, ...], Ready] = {}
+_MOST_READY = 8192  # call shapes; a dynamic batch over a model's layers stays far below
+
+
+def _planned(
+    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, kernels: str
+) -> tuple[Operands | None, Plan | str]:
+    """Return the operands and the kernel for them, or why torch has to take the call."""
+    if a.shape[-1] == 0:
+        return None, "K is 0"
+    if a.dtype == torch.float32:
+        return None, "float32 inputs have no kernel"
+    matrices = operands(a, b, bias, residual, out)
+    device = _device(a.device.index)
+    return matrices, _selection(kernels, device).plan(matrices.problem(), device)
 
 
 def _fall_back(
@@ -158,17 +173,6 @@ def _device(index: int) -> DeviceFacts:
     )
 
 
-_plans: dict[tuple[GemmProblem, str, DeviceFacts], Plan | str] = {}
-
-
-def _plan(problem: GemmProblem, kernels: str, device: DeviceFacts) -> Plan | str:
-    key = (problem, kernels, device)
-    found = _plans.get(key)
-    if found is None:
-        found = _plans[key] = _selection(kernels, device).plan(problem, device)
-    return found
-
-
 def _selection(kernels: str, device: DeviceFacts) -> Selection:
     if kernels:
         return selection(kernels)
@@ -189,57 +193,3 @@ class _NoKernels:
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> str:
         """Return the reason for which torch takes every call."""
         return self._reason
-
-
-def _address(matrix: Matrix | None) -> int:
-    return 0 if matrix is None else matrix.tensor.data_ptr()
-
-
-def _launch(
-    plan: Plan, views: Operands, alpha: float, beta: float, index: int, device: DeviceFacts
-) -> None:
-    a, b, c, d = views.a, views.b, views.c, views.d
-    call = Call(
-        a.tensor.shape[-2],
-        b.tensor.shape[-1],
-        a.tensor.shape[-1],
-        a.tensor.shape[0] if a.tensor.dim() == 3 else 1,
-        _address(a),
-        _address(b),
-        _address(c),
-        0 if views.bias is None else views.bias.data_ptr(),
-        _address(d),
-        a.leading,
-        b.leading,
-        0 if c is None else c.leading,
-        d.leading,
-        a.batch_stride,
-        b.batch_stride,
-        0 if c is None else c.batch_stride,
-        d.batch_stride,
-        alpha,
-        beta if c is not None else 0.0,
-        plan.tuning.raster,
-        plan.tuning.swizzle,
-        plan.tuning.splits,
-        index,
-        device.sm_count,
-    )
-    kernel = plan.kernel
-    status = kernel.can_run(call)
-    workspace = 0
-    if status == 0 and plan.spec.scheduler == "stream_k":
-        status, size = kernel.workspace_bytes(call)
-        if status == 0 and size:
-            buffer = torch.empty(size, dtype=torch.uint8, device=d.tensor.device)
-            workspace = buffer.data_ptr()
-    if status == 0:
-        status = kernel.launch(call, workspace, torch._C._cuda_getCurrentRawStream(index))
-    if status != 0:
-        raise LaunchError(
-            f"{plan.spec.name}: {kernel.explain(status)} (M={call.m} N={call.n} K={call.k}"
-            f" batch={call.batch}, strides a {a.leading} b {b.leading} d {d.leading},"
-            f" alignment a {a.alignment} B b {b.alignment} B d {d.alignment} B;"
-            f" needed {plan.spec.alignment.a}, {plan.spec.alignment.b}, {plan.spec.alignment.d}"
-            " elements)"
-        )

@@ -59,6 +59,17 @@ class Operands:
         named = (("a", self.a), ("b", self.b), ("residual", self.c))
         return tuple(name for name, matrix in named if matrix is not None and matrix.copied)
 
+    @property
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Where A, B, C, bias and D begin; 0 for what is absent."""
+        return (
+            self.a.tensor.data_ptr(),
+            self.b.tensor.data_ptr(),
+            0 if self.c is None else self.c.tensor.data_ptr(),
+            0 if self.bias is None else self.bias.data_ptr(),
+            self.d.tensor.data_ptr(),
+        )
+
     def problem(self) -> GemmProblem:
         """Return the call as the legality predicate and the choice see it."""
         a, b, d = self.a, self.b, self.d
