@@ -7,7 +7,6 @@ the empty one stands for the default kernels of the tensors' GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -145,6 +144,7 @@ def _fake(
     beta: float = 0.0,
     kernels: str = "",
 ) -> Tensor:
+    _refuse_gradient(a, b, bias, residual)
     return _new_output(a, b, bias, residual, kernels)
 
 
@@ -172,6 +172,7 @@ def _fake_out(
     *,
     out: Tensor,
 ) -> None:
+    _refuse_gradient(a, b, bias, residual, out)
     _check_out(a, b, bias, residual, out, kernels)
 
 
@@ -184,6 +185,7 @@ def _gemm(
     beta: float = 0.0,
     kernels: str = "",
 ) -> Tensor:
+    _refuse_gradient(a, b, bias, residual)
     out = _new_output(a, b, bias, residual, kernels)
     _run(a, b, bias, residual, alpha, beta, kernels, out)
     return out
@@ -200,6 +202,7 @@ def _gemm_out(
     *,
     out: Tensor,
 ) -> None:
+    _refuse_gradient(a, b, bias, residual, out)
     _check_out(a, b, bias, residual, out, kernels)
     _run(a, b, bias, residual, alpha, beta, kernels, out)
 
@@ -220,22 +223,14 @@ def _run(
         run_on_cpu(a, b, bias, residual, alpha, beta, out)
 
 
-def _forward_only(name: str) -> Callable[..., Any]:
-    """Return an op's autograd implementation: refuse a gradient, else go on below autograd."""
-    op = getattr(torch.ops.gemmsmith, name).default
-
-    def refuse_gradient(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in (*args, *kwargs.values())
-        ):
-            raise ArgumentError(
-                "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
-                " torch.inference_mode(), or with inputs that do not require grad"
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **kwargs)
-
-    return refuse_gradient
+def _refuse_gradient(*tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in tensors
+    ):
+        raise ArgumentError(
+            "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
+            " torch.inference_mode(), or with inputs that do not require grad"
+        )
 
 
 def _register() -> torch.library.Library:
@@ -250,7 +245,8 @@ def _register() -> torch.library.Library:
         library.impl("gemm", _gemm, device)
         library.impl("gemm_out", _gemm_out, device)
     for name in ("gemm", "gemm_out"):
-        library.impl(name, _forward_only(name), "Autograd")
+        # the implementations themselves refuse a gradient: one hop through Python less
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake("gemmsmith::gemm", _fake, lib=library)
     torch.library.register_fake("gemmsmith::gemm_out", _fake_out, lib=library)
     registered: torch.library.Library = library
