@@ -27,6 +27,7 @@ AMPERE = KernelSpec(
     b=FP16,
     d=FP32,
     layout="rcc",
+    bias=False,
     alignment=Alignment(8, 8, 1),
 )
 """sm_80, fp16 to a column-major fp32 D."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,24 +26,28 @@ WEIGHTS = ((64, 64), (1000, 712), (4096, 1024))
 """(N, K): one tile, odd multiples of 8, many tiles."""
 
 
-@pytest.fixture(scope="module", params=["this GPU's", "sm_80's on sm_90"])
+@pytest.fixture(scope="module", params=["default", "unusual", "sm_80 on sm_90"])
 def kernels(request: pytest.FixtureRequest) -> KernelSet:
-    """The default kernels of this GPU, and on Hopper those of sm_80, compiled for sm_90.
+    """The default kernels of this GPU, unusual ones, and on Hopper all of sm_80 compiled for sm_90.
 
     mma.sync code of sm_80 means the same on sm_90: what is right there is right in indexing,
     epilogue and layouts, on every architecture that it is compiled for.
     """
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    if request.param == "this GPU's":
+    unusual = Path(__file__).with_name("unusual.yaml")
+    if request.param == "default":
         loaded = gemmsmith.load(configs_dir() / "kernels")
+    elif request.param == "unusual":
+        loaded = gemmsmith.load(unusual)
     elif torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the GPU is no Hopper")
     else:
         here = replace(SM_80, capability=(9, 0), gencode="arch=compute_90,code=sm_90")
-        specs = load_specs(configs_dir() / "kernels", arch=["sm_80"])
+        files = (configs_dir() / "kernels", unusual)
+        specs = [spec for file in files for spec in load_specs(file, arch=["sm_80"])]
         loaded = KernelSet(
-            [replace(spec, arch=here) for spec in specs], arch=here, source="ampere.yaml on sm_90"
+            [replace(spec, arch=here) for spec in specs], arch=here, source="sm_80 on sm_90"
         )
     loaded.build()
     return loaded

@@ -41,6 +41,7 @@ families:
     arch: sm_80
     dtype: {{a: fp16, d: fp32}}
     layout: rcc
+    epilogue: {{bias: false}}
     tile: [64, 64, 32]
     warp: [32, 32, 32]
     stages: 3
@@ -96,7 +97,7 @@ def test_names_are_those_of_the_architecture_asked_for(file: Path) -> None:
         "gemm_fp16_rcr_128x128x64_c1x1_coop_sm90a",
     )
     ampere = gemmsmith.load(str(file), arch="8.0")
-    assert ampere.names == ("gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_sm80",)
+    assert ampere.names == ("gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_sm80",)
     assert [spec.d for spec in ampere.specs] == [FP32]
     assert repr(ampere) == f"<KernelSet {file}: 1 kernels for sm_80>"
     assert ampere[ampere.names[0]] is ampere[ampere.names[0]]
@@ -243,7 +244,7 @@ def _fields(spec: KernelSpec) -> dict[str, Any]:
 def test_named_kernels_compile_into_one_graph(file: Path) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    kernel = load(file, arch="sm_80")["gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_sm80"]
+    kernel = load(file, arch="sm_80")["gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_sm80"]
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
     fast = torch.compile(lambda x, w: kernel(x, w.t()), backend=counter, fullgraph=True)

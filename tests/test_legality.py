@@ -10,15 +10,15 @@ import pytest
 from gemmsmith.arch import SM_80, SM_90A, Architecture
 from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.errors import IllegalKernelError, Objection
-from gemmsmith.legality import (
+from gemmsmith.footprint import (
     MAX_STAGES,
     accumulator_registers,
     epilogue_bytes,
-    misfit,
     shared_memory,
     stage_bytes,
     stages_that_fit,
 )
+from gemmsmith.legality import misfit
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 
@@ -83,6 +83,14 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
             AMPERE,
             {"warp": None},
             "warp: 2.x kernels need a warp tile; for example warp: [64, 64, 32]",
+        ),
+        (
+            AMPERE,
+            {"layout": "rcc"},
+            (
+                "epilogue: a 2.x kernel adds its bias along the rows that it stores, and rcc stores"
+                " columns; set epilogue: {bias: false}, or a layout that ends in r"
+            ),
         ),
         (AMPERE, {"stages": None}, "stages: 2.x kernels need a number of stages; set stages: 3"),
         (

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gemmsmith.errors import ArgumentError
-from gemmsmith.legality import (
+from gemmsmith.footprint import (
     accumulator_registers,
     epilogue_bytes,
-    misfit,
     shared_memory,
     stage_bytes,
     stages_that_fit,
 )
+from gemmsmith.legality import misfit
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec, Tile
 

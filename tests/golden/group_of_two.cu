@@ -3,7 +3,7 @@
 
 namespace gemmsmith {
 inline namespace v_000000000000 {
-struct gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80_traits {
+struct gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80_traits {
   using ElementA = cutlass::half_t;
   using ElementB = cutlass::half_t;
   using ElementAccumulator = float;
@@ -19,10 +19,10 @@ struct gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80_traits {
   using Warp = cutlass::gemm::GemmShape<32, 32, 32>;
   using Instruction = cutlass::gemm::GemmShape<16, 8, 16>;
   static constexpr int kStages = 3;
-  static constexpr bool kBias = true;
+  static constexpr bool kBias = false;
   static constexpr bool kResidual = false;
 };
-struct gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80 : Sm80Gemm<gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80_traits>::Kernel {};
+struct gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80 : Sm80Gemm<gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80_traits>::Kernel {};
 }  // inline namespace v_000000000000
 inline namespace v_000000000000 {
 struct gemm_bf16_rcr_128x128x32_w64x64_s4_res_align2x2x2_sm80_traits {
@@ -48,7 +48,7 @@ struct gemm_bf16_rcr_128x128x32_w64x64_s4_res_align2x2x2_sm80 : Sm80Gemm<gemm_bf
 }  // inline namespace v_000000000000
 
 constexpr gemmsmith_kernel kKernels[] = {
-    Sm80Operation<gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80_traits, gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80>::entry("gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_align8x8x1_sm80"),
+    Sm80Operation<gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80_traits, gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80>::entry("gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80"),
     Sm80Operation<gemm_bf16_rcr_128x128x32_w64x64_s4_res_align2x2x2_sm80_traits, gemm_bf16_rcr_128x128x32_w64x64_s4_res_align2x2x2_sm80>::entry("gemm_bf16_rcr_128x128x32_w64x64_s4_res_align2x2x2_sm80"),
 };
 }  // namespace gemmsmith

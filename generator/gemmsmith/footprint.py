@@ -1,0 +1,66 @@
+"""What a kernel takes of a multiprocessor: registers and shared memory."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gemmsmith.spec import KernelSpec
+
+MAX_STAGES = 16
+"""Buffers beyond which more bytes in flight brought nothing."""
+BARRIER_BYTES = 1024  # pipelines' mbarriers, tile scheduler and TMA alignment of the 3.x kernels
+
+
+def accumulator_registers(spec: KernelSpec) -> int:
+    """32-bit registers that each thread of the main loop keeps for sums."""
+    if spec.warp is not None:
+        return spec.warp.m * spec.warp.n // 32 * spec.acc.bytes // 4
+    threads = 256 if spec.schedule == "cooperative" else 128
+    return spec.tile.m * spec.tile.n // threads * spec.acc.bytes // 4
+
+
+def stage_bytes(spec: KernelSpec) -> int:
+    """Shared memory of one main-loop stage: a tile of A and one of B, in bytes."""
+    return (spec.tile.m * spec.a.bytes + spec.tile.n * spec.b.bytes) * spec.tile.k
+
+
+def epilogue_bytes(spec: KernelSpec) -> int:
+    """Shared memory that the epilogue holds beside the main loop's, in bytes (an upper estimate).
+
+    2.x epilogues reuse the main loop's memory; ``direct`` ones need none; TMA ones stage sub-tiles
+    of 64 or 128 rows by up to 32 columns, two of D or up to four of C.
+    """
+    if spec.store != "tma":
+        return 0
+    tile = spec.device_tile
+    rows = min(128 if spec.schedule == "cooperative" else 64, tile.m)
+    columns = math.gcd(32, tile.n)
+    subtiles = (tile.m // rows) * (tile.n // columns)
+    staged_d = min(subtiles, 2)
+    buffers = max(min(subtiles, 4), staged_d + 1) if spec.residual else staged_d
+    bias = (tile.m + tile.n) * spec.d.bytes if spec.bias else 0
+    return buffers * rows * columns * spec.d.bytes + bias
+
+
+def shared_memory(spec: KernelSpec, stages: int) -> int:
+    """Shared memory of one block with ``stages`` stages, in bytes (an upper estimate for 3.x)."""
+    loads = stage_bytes(spec) * stages
+    if spec.arch.api == "2.x":
+        return loads
+    if (
+        spec.schedule == "warp_specialized"
+    ):  # not persistent: the epilogue reuses the main loop's memory
+        return max(loads, epilogue_bytes(spec)) + BARRIER_BYTES
+    return loads + epilogue_bytes(spec) + BARRIER_BYTES
+
+
+def stages_that_fit(spec: KernelSpec) -> int:
+    """The largest number of stages that the shared memory holds; 0 where not one fits."""
+    fitting = (
+        stages
+        for stages in range(MAX_STAGES, 0, -1)
+        if shared_memory(spec, stages) <= spec.arch.smem_per_block
+    )
+    return next(fitting, 0)
