@@ -21,6 +21,7 @@ import gemmsmith.build
 from fakes import FakeNvcc, ampere, hopper
 from gemmsmith.build import build
 from gemmsmith.card import can_inspect
+from gemmsmith.config import load_specs
 from gemmsmith.errors import CacheError, CompileError, ToolchainError
 from gemmsmith.table import read_table
 from gemmsmith.toolchain import Toolchain, find_toolchain
@@ -365,3 +366,20 @@ def test_real_compiler_error_is_the_first_one(
     report = build([ampere(64)], toolchain=find_toolchain())
     first = str(report.failed[0].error).splitlines()[0]
     assert 'error: identifier "flaot" is undefined' in first
+
+
+@pytest.mark.nvcc
+def test_kernels_of_every_legal_kind_compile_and_keep_their_promises(cache_dir: Path) -> None:
+    """fp32 and mixed outputs, fp16 sums, column-major results: what no default file ships."""
+    specs = load_specs(Path(__file__).with_name("unusual.yaml"))
+    report = build(specs)
+    report.raise_if_failed()
+    cards = {kernel.spec.name: kernel.card for kernel in report.built}
+    assert len(cards) == len(specs) == 10
+    assert all(card.sass_inspected for card in cards.values()) == can_inspect(find_toolchain())
+    assert all(card.spill_store_bytes == 0 for card in cards.values())
+    fixed = cards["gemm_bf16_rcc_64x64x64_s3_c1x1_pp_sm90a"]
+    assert fixed.stages == 3
+    if fixed.sass_inspected:
+        half = cards["gemm_fp16_accfp16_rcr_64x64x64_c1x1_pp_nobias_sm90a"]
+        assert set(half.tensor_instructions) == {"HGMMA.64x64x16.F16"}
