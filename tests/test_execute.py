@@ -86,7 +86,7 @@ def run(
 
 
 BIG = bf16(512, 512)
-CASES = {
+CASES: dict[str, Any] = {
     "plain": (bf16(32, 64), bf16(16, 64).t(), bf16(32, 16), None, None),
     "row of one": (bf16(1, 64), bf16(16, 64).t(), bf16(1, 16), None, None),
     "views": (BIG[:32, 64:128], BIG[32:48, :64].t(), bf16(64, 32)[::2, :16], None, None),
