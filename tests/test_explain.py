@@ -81,6 +81,21 @@ def test_tiles_are_rounded_up_to_clusters() -> None:
     assert report.tile_efficiency == pytest.approx(129 / 256)
 
 
+def test_waves_count_the_multiprocessors_that_clusters_can_use() -> None:
+    """132 SMs hold 16 clusters of eight: a wave is 128 tiles, as for the choice of a kernel."""
+    spec = KernelSpec(
+        arch=SM_90A, tile=Tile(64, 64, 64), schedule="warp_specialized", cluster=Cluster(1, 8)
+    )
+    one = explain_problem(spec, 64, 64 * 128, 64, 132)
+    assert (one.tiles, one.waves) == (128, 1.0)
+    assert one.wave_efficiency == pytest.approx(128 / 132)
+    two = explain_problem(spec, 64, 64 * 129, 64, 132)
+    assert (two.tiles, two.waves) == (136, 136 / 128)
+    assert two.wave_efficiency == pytest.approx(136 / 264)
+    tiny = explain_problem(spec, 64, 64 * 8, 64, 4)
+    assert (tiny.waves, tiny.wave_efficiency) == (1.0, 1.0)
+
+
 def test_intensity_and_bound() -> None:
     spec = KernelSpec(**HOPPER)
     decode = explain_problem(spec, 1, 4096, 4096, 132)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gemmsmith.choose import slots, tiles, waves
 from gemmsmith.errors import ArgumentError
 from gemmsmith.footprint import (
     accumulator_registers,
@@ -14,7 +15,7 @@ from gemmsmith.footprint import (
     stages_that_fit,
 )
 from gemmsmith.legality import misfit
-from gemmsmith.problem import GemmProblem
+from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.spec import KernelSpec, Tile
 
 FLOP_PER_BYTE: dict[str, float] = {
@@ -66,7 +67,7 @@ class ProblemReport:
     tiles: int
     """Tiles of D, up to whole clusters."""
     waves: float
-    """Tiles for each streaming multiprocessor."""
+    """Tiles over the multiprocessors that clusters of the kernel's size can use."""
     wave_efficiency: float
     """Busy share of the multiprocessors, 0 to 1: 132 SMs with 133 tiles take two waves, 0.50."""
     tile_efficiency: float
@@ -117,20 +118,21 @@ def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> 
     ):
         if value < least:
             raise ArgumentError(f"{argument} is {value}; it must be {least} or more")
-    rows = _up(m, spec.tile.m * spec.cluster.m) * spec.cluster.m
-    columns = _up(n, spec.tile.n * spec.cluster.n) * spec.cluster.n
-    tiles, steps = rows * columns, _up(k, spec.tile.k)
-    computed = tiles * spec.tile.m * spec.tile.n * steps * spec.tile.k
+    problem = _contiguous(spec, m, n, k)
+    count, steps = tiles(spec, problem), _up(k, spec.tile.k)
+    computed = count * spec.tile.m * spec.tile.n * steps * spec.tile.k
     moved = m * k * spec.a.bytes + k * n * spec.b.bytes + m * n * spec.d.bytes
     intensity = 2 * m * n * k / moved if moved else 0.0
     # static deals whole tiles to the SMs, stream_k deals steps along K
-    units = tiles * steps if spec.scheduler == "stream_k" else tiles
+    units = count * steps if spec.scheduler == "stream_k" else count
+    at_once = slots(spec, sm_count)
+    offered = _up(units, at_once) * max(at_once, sm_count)  # SMs that no cluster fits on idle
     return ProblemReport(
         name=spec.name,
-        misfit=misfit(spec, _contiguous(spec, m, n, k)),
-        tiles=tiles,
-        waves=tiles / sm_count,
-        wave_efficiency=units / (_up(units, sm_count) * sm_count) if units else 0.0,
+        misfit=misfit(spec, problem),
+        tiles=count,
+        waves=waves(spec, problem, sm_count),
+        wave_efficiency=units / offered if offered else 0.0,
         tile_efficiency=m * n * k / computed if computed else 0.0,
         intensity=intensity,
         bound="memory" if intensity < FLOP_PER_BYTE[spec.arch.name] else "math",
@@ -160,12 +162,7 @@ def _contiguous(spec: KernelSpec, m: int, n: int, k: int) -> GemmProblem:
         b=spec.b,
         d=spec.d,
         layout=spec.layout,
-        a_align=_power_of_two(a_row * spec.a.bytes),
-        b_align=_power_of_two(b_row * spec.b.bytes),
-        d_align=_power_of_two(d_row * spec.d.bytes),
+        a_align=alignment_of(a_row * spec.a.bytes),
+        b_align=alignment_of(b_row * spec.b.bytes),
+        d_align=alignment_of(d_row * spec.d.bytes),
     )
-
-
-def _power_of_two(size: int) -> int:
-    """Largest power of two up to 16 that divides ``size`` bytes; 16 for an empty row."""
-    return min(16, size & -size) if size else 16

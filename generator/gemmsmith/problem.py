@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from gemmsmith.dtypes import DType
 
 
+def alignment_of(*sizes: int) -> int:
+    """Return the largest power of two up to 16 that divides all of ``sizes``, in bytes."""
+    bits = 16
+    for size in sizes:
+        bits |= size
+    return bits & -bits
+
+
 @dataclass(frozen=True, kw_only=True)
 class GemmProblem:
     """D (M, N) = A (M, K) @ B (K, N), ``batch`` times, as a kernel has to see it."""

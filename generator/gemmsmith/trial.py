@@ -20,7 +20,7 @@ from gemmsmith.legality import misfit
 from gemmsmith.measure import compare, rotating
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.peers import fault, reference
-from gemmsmith.problem import GemmProblem
+from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.progress import Progress
 from gemmsmith.report import OURS, TORCH
 from gemmsmith.rounds import Policy, Ratio
@@ -136,9 +136,9 @@ def _best(kernels: KernelSet, shape: tuple[int, int, int], dtype: DType) -> Kern
         a=dtype,
         b=dtype,
         d=dtype,
-        a_align=_alignment(k, dtype),
-        b_align=_alignment(k, dtype),
-        d_align=_alignment(n, dtype),
+        a_align=alignment_of(k * dtype.bytes),
+        b_align=alignment_of(k * dtype.bytes),
+        d_align=alignment_of(n * dtype.bytes),
     )
     sm_count = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     chosen = choose(kernels.specs, problem, sm_count)
@@ -146,10 +146,6 @@ def _best(kernels: KernelSet, shape: tuple[int, int, int], dtype: DType) -> Kern
         reasons = sorted({misfit(spec, problem) for spec in kernels.specs})
         raise NoKernelError(f"no kernel of {kernels.source} fits: " + "; ".join(reasons))
     return chosen.spec
-
-
-def _alignment(row: int, dtype: DType) -> int:
-    return min(16, (row * dtype.bytes) & -(row * dtype.bytes))
 
 
 def verify(
