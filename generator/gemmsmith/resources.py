@@ -19,7 +19,7 @@ def templates_dir() -> Path:
 
 
 def configs_dir() -> Path:
-    """Return the folder of the default configurations: ``kernels/``, ``models/``, ``tuned/``."""
+    """Return the folder of the default configurations: ``kernels/``, ``models/``, ``demo.yaml``."""
     return _data_dir("configs")
 
 
