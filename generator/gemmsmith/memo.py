@@ -12,11 +12,16 @@ from gemmsmith.settings import settings
 
 
 def stamp(files: Sequence[Path]) -> str:
-    """Return a digest of path, size and time of change of ``files``; contents are not read."""
+    """Return a digest of path, size, number and times of ``files``; contents are not read.
+
+    The time of change (ctime) shows a file that was replaced by one with a copied time, as package
+    managers and archives leave them.
+    """
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        seen = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        digest.update(f"{file}\0{seen}\n".encode())
     return digest.hexdigest()
 
 
@@ -29,9 +34,12 @@ def remember(what: str, files: Sequence[Path], compute: Callable[[], str]) -> st
     folder = settings().cache_dir / "v1" / "memo"
     entry = folder / hashlib.sha256(f"{what}\0{stamp(files)}".encode()).hexdigest()[:32]
     try:
-        return entry.read_text()
+        kept = entry.read_text()
     except (OSError, UnicodeDecodeError):
-        fact = compute()
+        kept = ""
+    if kept:  # a crash can leave an empty file
+        return kept
+    fact = compute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(dir=folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from gemmsmith.errors import ToolchainError
 from gemmsmith.memo import remember, stamp
 
 _SECONDS = 60  # a tool that only prints its version and needs longer hangs
+_SCRIPT_BYTES = 1 << 16
+_TOOL = re.compile(r"(.*-)?(gcc|g\+\+|c\+\+|nvcc|cuobjdump|nvdisasm)(-[\d.]+)?")
+_SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(sh|bash|dash)\b")
+_ASSIGNMENT = re.compile(r"(export )?\w+=(\"[^\"]*\"|'[^']*'|[^\s;&|\"']*)|set -\w+")
 
 
 def find_program(name: Path | str) -> Path | None:
@@ -31,29 +36,57 @@ def output_of(program: Path, *arguments: str, also: Sequence[Path] = ()) -> str:
     Raises:
         ToolchainError: where it cannot be started, hangs, or ends with an error.
     """
+    command = (str(program), *arguments)
     try:
-        files = (*_files_behind(program), *also)
-        if len(files) == len(also):
-            return _output((str(program), *arguments), str(program.stat().st_mtime_ns))
-        return _kept_output((str(program), *arguments), files, stamp(files))
+        files = _files_behind(program)
+        if files is None:
+            return _output(command, stamp([program]))
+        return _kept_output(command, (*files, *also), stamp([*files, *also]))
     except OSError as error:
-        raise ToolchainError(f"cannot read {program}: {error.strerror}") from error
+        raise ToolchainError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _files_behind(program: Path) -> tuple[Path, ...]:
-    """Return the files whose change can change what ``program`` prints; none where that is unknown.
+def _files_behind(program: Path) -> tuple[Path, ...] | None:
+    """Return the files whose change can change what ``program`` prints; None where unknown.
 
-    A wrapper script's own time says nothing of what it starts: the programs that it names by
-    absolute path count too, and one that names none is asked anew each time.
+    A wrapper script's own time says nothing of what it starts: that counts too. Where it is not
+    plain what a script starts, or where a compiler's name leads to another program (ccache, icecc),
+    the compiler may change behind it unseen.
     """
-    with program.open("rb") as file:
-        start = file.read(1 << 16)
-    if not start.startswith(b"#!"):
-        return (program,)
-    _, _, body = start.decode(errors="replace").partition("\n")
-    named = [Path(word) for word in re.findall(r"/[^\s\"'$;]+", body)]
-    started = tuple(path for path in named if path.is_file())
-    return (program, *started) if started else ()
+    files: list[Path] = []
+    while program not in files:
+        files.append(program)
+        with program.open("rb") as file:
+            start = file.read(_SCRIPT_BYTES)
+        if not start.startswith(b"#!"):
+            return tuple(files) if _TOOL.fullmatch(program.resolve().name) else None
+        started = _started(start.decode(errors="replace"))
+        if started is None or len(start) == _SCRIPT_BYTES:
+            return None
+        program = started
+    return None
+
+
+def _started(script: str) -> Path | None:
+    """Return the program that a shell script starts by its absolute path and does nothing else.
+
+    The script may set variables before; one that computes anything is not understood.
+    """
+    first, *body = script.splitlines()
+    lines = [line for line in map(str.strip, body) if line and not line.startswith("#")]
+    if not _SHELL.match(first) or not lines or re.search(r"`|\$\(", script):
+        return None
+    *settings, command = lines
+    if not all(_ASSIGNMENT.fullmatch(line) for line in settings):
+        return None
+    try:
+        words = shlex.split(command)
+    except ValueError:  # it goes on in the next line
+        return None
+    program, *arguments = words[1:] if words[0] == "exec" else words
+    if not program.startswith("/") or {";", "&", "|"} & set("".join(arguments)):
+        return None
+    return Path(program)
 
 
 @lru_cache(maxsize=64)
