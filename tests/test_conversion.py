@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gemmsmith import nn
+from gemmsmith import conversion, nn
+from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A, Architecture
 from gemmsmith.conversion import convert
-from gemmsmith.kernelset import load
+from gemmsmith.errors import NoDeviceError
+from gemmsmith.kernelset import KernelSet, default_kernels, load
 
 
 class Block(torch.nn.Module):
@@ -84,18 +87,92 @@ def test_float32_is_left_with_what_to_do() -> None:
     }
 
 
-def test_sizes_that_do_not_divide_are_left_with_the_numbers() -> None:
-    model = torch.nn.Sequential(
-        torch.nn.Linear(20, 16), torch.nn.Linear(16, 12), torch.nn.Linear(16, 16)
+def odd_sizes() -> torch.nn.Sequential:
+    return torch.nn.Sequential(
+        torch.nn.Linear(20, 16),
+        torch.nn.Linear(16, 12),
+        torch.nn.Linear(16, 16),
+        torch.nn.Linear(16, 5, bias=False),
+        torch.nn.Linear(7, 16, bias=False),
     ).half()
-    report = convert(model)
+
+
+def test_the_given_kernels_decide_what_is_left(tmp_path: Path) -> None:
+    """An odd N needs a kernel that stores any width, an odd K one without TMA."""
+    aligned = tmp_path / "aligned.yaml"
+    aligned.write_text(
+        "families:\n"
+        "  - {name: own, arch: sm_90a, dtype: fp16, schedule: pingpong, tile: [64, 64, 64]}\n"
+    )
+    k_words = "a: K={} is not a multiple of 8, which the kernel's 16 B accesses need"
+    n_words = "d: N={} is not a multiple of 8, which the kernel's 16 B accesses need"
+    report = convert(odd_sizes(), load(aligned, arch="sm_90a"))
     assert [layer.name for layer in report.swapped] == ["2"]
     assert {layer.name: layer.reason for layer in report.left} == {
-        "0": "K=20 is not a multiple of 8; pad the weight to 24",
-        "1": "N=12 is not a multiple of 8; pad the weight to 16",
+        "0": k_words.format(20),
+        "1": n_words.format(12),
+        "3": n_words.format(5),
+        "4": k_words.format(7),
     }
-    assert report.converted_flops_share == pytest.approx(256 / (256 + 320 + 192))
-    assert "left 0: K=20" in str(report)
+    assert report.converted_flops_share == pytest.approx(256 / (256 + 320 + 192 + 80 + 112))
+    assert "left 0: a: K=20" in str(report)
+
+    report = convert(odd_sizes(), default_kernels("sm_90a"))
+    assert [layer.name for layer in report.swapped] == ["1", "2", "3"]
+    assert {layer.name: layer.reason for layer in report.left} == {
+        "0": k_words.format(20),
+        "4": k_words.format(7),
+    }
+    assert convert(odd_sizes(), default_kernels("sm_80")).left == ()
+
+
+@pytest.mark.parametrize(
+    ("capability", "left"), [((8, 0), []), ((9, 0), ["0", "4"]), ((7, 5), []), (None, [])]
+)
+def test_without_given_kernels_those_of_this_machine_decide(
+    capability: tuple[int, int] | None, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is on no GPU yet; any architecture's where this machine has no known GPU."""
+    here = () if capability is None else (SimpleNamespace(capability=capability),)
+    monkeypatch.setattr(conversion, "devices", lambda: here)
+    assert [layer.name for layer in convert(odd_sizes()).left] == left
+
+
+def test_a_driver_that_does_not_answer_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> None:
+        raise NoDeviceError("the NVIDIA driver does not answer")
+
+    monkeypatch.setattr(conversion, "devices", silent)
+    assert convert(odd_sizes()).left == ()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: str(arch.name))
+def test_what_is_swapped_has_a_kernel_for_it(arch: Architecture) -> None:
+    """``left`` says what misfit says of the kernels, for every remainder of N and K."""
+    kernels = default_kernels(arch.name)
+    sizes = [(64 + n, 64 + k) for n in range(8) for k in range(8)]
+    for n, k in sizes:
+        report = convert(torch.nn.Linear(k, n, device="meta", dtype=torch.bfloat16), kernels)
+        assert bool(report.swapped) == (arch is SM_80 or k % 8 == 0), (n, k, str(report))
+
+
+def test_a_set_of_another_kind_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    family = "  - {{name: {}, arch: sm_90a, schedule: pingpong, tile: [64, 64, 64], {}}}\n"
+    wide = family.format("wide", "dtype: {a: bf16, d: fp32}")
+    plain = family.format("plain", "dtype: bf16, epilogue: {bias: false}")
+    file.write_text("families:\n" + wide)
+    (layer,) = convert(torch.nn.Linear(64, 64).bfloat16(), load(file, arch="sm_90a")).left
+    assert layer.reason == (
+        "the kernel computes bf16 @ bf16 -> fp32, the call is bf16 @ bf16 -> bf16"
+    )
+    file.write_text("families:\n" + wide + plain)
+    (layer,) = convert(torch.nn.Linear(64, 64).bfloat16(), load(file, arch="sm_90a")).left
+    assert layer.reason == "the kernel has no bias (epilogue.bias is false)"
+    empty = KernelSet([], arch=SM_90A, source="nothing")
+    assert convert(torch.nn.Linear(64, 64).bfloat16(), empty).left[0].reason == (
+        "the set has no kernels"
+    )
 
 
 def test_subclasses_keep_their_own_forward() -> None:

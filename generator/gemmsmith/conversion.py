@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from gemmsmith import nn
+from gemmsmith.arch import ARCHITECTURES, architecture_of
+from gemmsmith.dtypes import DType
+from gemmsmith.errors import NoDeviceError, UnknownArchitectureError
+from gemmsmith.kernelset import default_kernels
+from gemmsmith.legality import misfit
+from gemmsmith.nvml import devices
+from gemmsmith.operands import TORCH_DTYPES
+from gemmsmith.problem import GemmProblem, alignment_of
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import KernelSet
+    from gemmsmith.spec import KernelSpec
 
 __all__ = ["Conversion", "Layer", "Left", "convert"]
 
-ALIGNMENT = 8
-"""Elements of 16 bits in 16 bytes, by which the rows of a weight and of an output must divide."""
-
-KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 KERNEL_DEVICES = ("cuda", "cpu", "meta")
+TOKENS = (1, 16)
+"""Rows of x that a layer's kernels must take: one row has every layout, several have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +98,10 @@ def _leaf(layer: Layer) -> str:
 def convert(model: torch.nn.Module, kernels: KernelSet | None = None) -> Conversion:
     """Make the ``torch.nn.Linear`` layers of ``model`` run on gemmsmith and say which could not.
 
+    A layer is swapped where some kernel takes it: of ``kernels``, or of the default ones of the GPU
+    that the model is on; for a model elsewhere those of this machine's first GPU, and without one
+    those of any architecture.
+
     Works in place and changes no parameter: a layer keeps its object, hooks, tied weights and
     ``state_dict`` keys, only its class becomes :class:`gemmsmith.nn.Linear`. The model is then good
     for inference only. Subclasses of ``torch.nn.Linear`` are left as they are.
@@ -99,6 +111,7 @@ def convert(model: torch.nn.Module, kernels: KernelSet | None = None) -> Convers
         kernels: the kernels that the layers may run; None for the default ones of the GPU.
     """
     ties = _parameter_names(model)
+    misfit_of = cache(partial(_misfit, kernels))  # a model repeats a few kinds of layers
     swapped: list[Layer] = []
     already: list[Layer] = []
     left: list[Left] = []
@@ -113,6 +126,10 @@ def convert(model: torch.nn.Module, kernels: KernelSet | None = None) -> Convers
             already.append(Layer(name=name, n=n, k=k, tied_to=tied_to))
             continue
         reason = "; ".join(_obstacles(module))
+        if not reason:
+            weight = module.weight
+            dtype, bias = TORCH_DTYPES[weight.dtype], module.bias is not None
+            reason = misfit_of(weight.device, n, k, dtype, bias)
         if reason:
             left.append(Left(name=name, n=n, k=k, tied_to=tied_to, reason=reason))
             continue
@@ -139,13 +156,65 @@ def _obstacles(module: torch.nn.Linear) -> Iterator[str]:
     if "forward" in vars(module):
         yield "its forward is replaced on the object, as accelerate's hooks do; remove that first"
     weight = module.weight
-    if weight.dtype not in KERNEL_DTYPES:
+    if TORCH_DTYPES.get(weight.dtype) not in _kernel_dtypes():
         yield f"dtype {weight.dtype} has no kernel; model.to(torch.bfloat16) first"
     elif module.bias is not None and module.bias.dtype != weight.dtype:
         yield f"bias is {module.bias.dtype}, weight is {weight.dtype}; give both one dtype"
     if weight.device.type not in KERNEL_DEVICES:
         yield f"device {weight.device} has no kernel; move the model to cuda"
-    for letter, size in (("N", module.out_features), ("K", module.in_features)):
-        if size % ALIGNMENT:
-            padded = -(-size // ALIGNMENT) * ALIGNMENT
-            yield f"{letter}={size} is not a multiple of {ALIGNMENT}; pad the weight to {padded}"
+
+
+@cache
+def _kernel_dtypes() -> frozenset[DType]:
+    return frozenset(dtype for arch in ARCHITECTURES for dtype in arch.inputs)
+
+
+def _misfit(
+    kernels: KernelSet | None, device: torch.device, n: int, k: int, dtype: DType, bias: bool
+) -> str:
+    """Return why no kernel takes x (M, k) @ weight (n, k).T on ``device``; empty where one does."""
+    try:
+        sets = _default_specs(device) if kernels is None else (kernels.specs,)
+    except UnknownArchitectureError as error:
+        return str(error)
+    reasons = [_why_none_takes(specs, n, k, dtype, bias) for specs in sets]
+    return "" if "" in reasons else "; ".join(dict.fromkeys(reasons))
+
+
+def _default_specs(device: torch.device) -> tuple[tuple[KernelSpec, ...], ...]:
+    """Return the default kernels of each architecture that a layer on ``device`` may meet.
+
+    Raises:
+        UnknownArchitectureError: where ``device`` is a GPU that there are no kernels for.
+    """
+    if device.type == "cuda":
+        arch = architecture_of(torch.cuda.get_device_capability(device))
+        return (default_kernels(arch.name).specs,)
+    try:
+        here = devices()
+    except NoDeviceError:  # a driver without a working GPU is no hindrance to a model elsewhere
+        here = ()
+    known = [arch for arch in ARCHITECTURES if here and arch.capability == here[0].capability]
+    return tuple(default_kernels(arch.name).specs for arch in known or ARCHITECTURES)
+
+
+def _why_none_takes(specs: tuple[KernelSpec, ...], n: int, k: int, dtype: DType, bias: bool) -> str:
+    # of another type or layout says nothing of this layer, unless all are
+    alike = [spec for spec in specs if (spec.a, spec.d, spec.layout) == (dtype, dtype, "rcr")]
+    for m in TOKENS:
+        problem = GemmProblem(
+            m=m,
+            n=n,
+            k=k,
+            a=dtype,
+            b=dtype,
+            d=dtype,
+            a_align=alignment_of(k * dtype.bytes),
+            b_align=alignment_of(k * dtype.bytes),
+            d_align=alignment_of(n * dtype.bytes),
+            bias=bias,
+        )
+        reasons = [misfit(spec, problem) for spec in alike or specs]
+        if all(reasons):
+            return "; ".join(dict.fromkeys(reasons)) or "the set has no kernels"
+    return ""
