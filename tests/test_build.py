@@ -23,7 +23,7 @@ from gemmsmith.build import build
 from gemmsmith.card import can_inspect
 from gemmsmith.config import load_specs
 from gemmsmith.errors import CacheError, CompileError, ToolchainError
-from gemmsmith.table import read_table
+from gemmsmith.launcher.with_ctypes import read_table
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
 _PATH = os.pathsep.join(
@@ -82,7 +82,7 @@ def test_first_build_compiles_and_second_does_not(cache_dir: Path, nvcc: FakeNvc
     assert not any(kernel.cached for kernel in first.built)
     assert sorted(name for run in nvcc.runs() for name in run) == sorted(s.name for s in specs)
     for kernel in first.built:
-        assert kernel.spec.name in read_table(kernel.library, 1)
+        assert kernel.spec.name in read_table(kernel.library)
         assert (kernel.card.threads, kernel.card.stages) == (128, 3)
         assert (kernel.card.registers, kernel.card.spill_store_bytes) == (77, 16)
         assert kernel.card.shared_bytes == 1024 + 512
@@ -128,7 +128,7 @@ def _release(barrier: Barrier, nvcc: FakeNvcc, results: multiprocessing.Queue[li
     barrier.wait()
     report = build([ampere(64), ampere(128)], toolchain=nvcc.toolchain, jobs=1)
     report.raise_if_failed()
-    names = read_table(report.built[0].library, 1)
+    names = read_table(report.built[0].library)
     results.put([str(kernel.library) for kernel in report.built if kernel.spec.name in names])
 
 
@@ -192,9 +192,10 @@ def test_interrupt_ends_compilers_and_waiting_at_once(cache_dir: Path, nvcc: Fak
     locks = cache_dir / "v1" / "locks"
     scratch = cache_dir / "v1" / "scratch"
     _until(lambda: len(list(scratch.glob("*.lock"))) == 2)
+    time.sleep(0.5)  # from its scratch folder to waiting for the lock
     for child in (waiter, builder):
         child.send_signal(signal.SIGINT)  # to it alone, as a notebook does
-        _, err = child.communicate(timeout=10)
+        _, err = child.communicate(timeout=60)
         assert "KeyboardInterrupt" in err
     _until(lambda: not Path(f"/proc/{compiler}").exists())
     assert list(locks.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,7 +14,6 @@ from gemmsmith.card import Card, can_inspect, device_functions, make_card, objec
 from gemmsmith.compile import compile_library
 from gemmsmith.errors import CompileError
 from gemmsmith.spec import KernelSpec
-from gemmsmith.table import TableEntry
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
 WIDE, NARROW = hopper(256), hopper(64)
@@ -66,6 +66,15 @@ SASS = (
 )
 
 
+class _Entry(NamedTuple):
+    """A row of a library's table."""
+
+    name: str
+    threads: int
+    shared_bytes: int
+    stages: int
+
+
 def _toolchain(folder: Path, sass: str) -> Toolchain:
     """A toolchain whose cuobjdump says what a real one said."""
     (folder / "usage").write_text(USAGE)
@@ -80,7 +89,7 @@ def _card(folder: Path, spec: KernelSpec, *, shared: int = 1024, sass: str | Non
     toolchain = FakeNvcc(folder).toolchain if sass is None else _toolchain(folder, sass)
     return make_card(
         spec,
-        TableEntry(name=spec.name, threads=384, shared_bytes=shared, stages=4),
+        _Entry(name=spec.name, threads=384, shared_bytes=shared, stages=4),
         device_functions(folder / "a.so", LOG, toolchain),
         toolchain=toolchain,
         seconds=12.5,
@@ -177,7 +186,7 @@ def test_real_binary_without_tensor_cores(tmp_path: Path) -> None:
     if can_inspect(toolchain):
         card = make_card(
             spec,
-            TableEntry(name=spec.name, threads=32, shared_bytes=1024, stages=2),
+            _Entry(name=spec.name, threads=32, shared_bytes=1024, stages=2),
             [function],
             toolchain=toolchain,
             seconds=compiled.seconds,

@@ -12,9 +12,9 @@ from fakes import FakeNvcc, ampere, mma_source
 from gemmsmith.compile import command, compile_library
 from gemmsmith.errors import CompileError
 from gemmsmith.identity import flags
+from gemmsmith.launcher.with_ctypes import read_table
 from gemmsmith.render import render
 from gemmsmith.resources import cutlass_include_dirs, templates_dir
-from gemmsmith.table import read_table
 from gemmsmith.toolchain import find_toolchain
 
 
@@ -38,7 +38,7 @@ def test_result_is_measured_and_logged(tmp_path: Path) -> None:
     source = render([ampere()])
     compiled = compile_library(source, nvcc.toolchain, out, jobs=1, failures=tmp_path / "failed")
     assert compiled.source.read_text() == source.text
-    assert list(read_table(compiled.path, 1)) == [ampere().name]
+    assert list(read_table(compiled.path)) == [ampere().name]
     assert 0 < compiled.seconds < 60
     assert 1_000_000 < compiled.peak_bytes < 2_000_000_000
     assert shlex.split(compiled.log.read_text().splitlines()[0])[0] == str(nvcc.path)
@@ -68,7 +68,7 @@ def test_folders_with_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     compiled = compile_library(
         mma_source([ampere()]), find_toolchain(), out, jobs=1, failures=tmp_path / "my failures"
     )
-    (entry,) = read_table(compiled.path, 1).values()
+    (entry,) = read_table(compiled.path).values()
     assert (entry.name, entry.threads, entry.stages) == (ampere().name, 32, 2)
     dynamic = subprocess.run(
         ["readelf", "--dynamic", str(compiled.path)], capture_output=True, text=True, check=True

@@ -13,7 +13,7 @@ import gemmsmith
 import gemmsmith.identity
 from fakes import FakeNvcc, ampere, hopper
 from gemmsmith.arch import SM_80, SM_90A
-from gemmsmith.identity import Identity, abi_version, flags, identity
+from gemmsmith.identity import Identity, flags, identity
 from gemmsmith.render import render
 from gemmsmith.toolchain import Toolchain
 
@@ -111,4 +111,3 @@ def test_flags_hold_no_paths_and_what_each_arch_needs() -> None:
         assert not any("DIRECT_CUDA_DRIVER_CALL" in flag for flag in flags(arch))
     wide = "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
     assert (wide in flags(SM_80), wide in flags(SM_90A)) == (False, True)
-    assert abi_version() == 1

@@ -15,13 +15,14 @@ import pytest
 
 from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
 from gemmsmith.launcher import Call, Kernel, Launcher, launcher, load_library
-from gemmsmith.launcher.with_ctypes import ABI_VERSION, CtypesLauncher
+from gemmsmith.launcher.abi import abi_header, abi_version
+from gemmsmith.launcher.with_ctypes import CtypesLauncher, read_table
 from gemmsmith.launcher.with_pybind11 import module_path, pybind11_launcher
 from gemmsmith.render import include_dirs
 from gemmsmith.spec import KernelSpec
 from real_kernels import AMPERE, HOPPER
 
-ABI_HEADER = include_dirs()[0] / "gemmsmith" / "abi.h"
+ABI_VERSION = abi_version()
 ECHO = r"""
 #include <inttypes.h>
 #include <stdio.h>
@@ -124,7 +125,7 @@ def aligned_call(spec: KernelSpec, **changes: float) -> Call:
 
 
 def test_call_has_the_fields_of_the_struct_in_its_order() -> None:
-    header = ABI_HEADER.read_text()
+    header = abi_header()
     body = re.search(r"typedef struct gemmsmith_gemm \{(.*?)\} gemmsmith_gemm;", header, re.DOTALL)
     assert body is not None
     text = re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL)
@@ -137,10 +138,23 @@ def test_call_has_the_fields_of_the_struct_in_its_order() -> None:
     assert declared == list(Call._fields)
 
 
-def test_ctypes_speaks_the_version_of_the_header() -> None:
-    found = re.search(r"#define GEMMSMITH_ABI_VERSION (\d+)", ABI_HEADER.read_text())
-    assert found is not None
-    assert int(found[1]) == ABI_VERSION
+def test_the_version_is_that_of_the_header() -> None:
+    assert f"#define GEMMSMITH_ABI_VERSION {abi_version()}\n" in abi_header()
+
+
+def test_the_table_of_a_library_without_a_launcher(tmp_path: Path) -> None:
+    table = read_table(echo_library(tmp_path / "echo.so"))
+    assert {name: (row.threads, row.shared_bytes, row.stages) for name, row in table.items()} == {
+        "first": (128, 1024, 4),
+        "second": (256, 2048, 2),
+    }
+    text = tmp_path / "text.so"
+    text.write_text("hello")
+    with pytest.raises(LoadError, match=r"cannot load .*text\.so: .*(invalid ELF|too short)"):
+        read_table(text)
+    newer = echo_library(tmp_path / "newer.so", version=ABI_VERSION + 1)
+    with pytest.raises(LoadError, match=rf"version {ABI_VERSION + 1}, this gemmsmith speaks"):
+        read_table(newer)
 
 
 def test_each_field_arrives_where_it_belongs(each_launcher: Launcher, tmp_path: Path) -> None:
@@ -242,6 +256,25 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.setenv("GEMMSMITH_LAUNCHER", "auto")
     assert isinstance(launcher(), CtypesLauncher)
     assert caplog.text.count("set GEMMSMITH_CACHE_DIR") == 1
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_kept_launcher_that_does_not_load_here_is_said_and_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a cache shared with a machine whose C++ library is newer."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    module_path().parent.mkdir(parents=True)
+    module_path().write_text("no module at all")
+    monkeypatch.setenv("GEMMSMITH_LAUNCHER", "pybind11")
+    with pytest.raises(LoadError, match=r"does not load here: .*(invalid ELF|too short).*remove"):
+        launcher()
+    monkeypatch.setenv("GEMMSMITH_LAUNCHER", "auto")
+    library = echo_library(tmp_path / "echo.so")
+    assert load_library(library)["second"].blocks_per_sm() == (0, 3)
+    assert isinstance(launcher(), CtypesLauncher)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "through ctypes" in caplog.text
 
 
 @pytest.mark.usefixtures("forgetful")

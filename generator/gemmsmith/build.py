@@ -14,14 +14,14 @@ from gemmsmith.cache import Cache, CachedKernel
 from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
 from gemmsmith.compile import CompiledLibrary, Stop, compile_library, keep
 from gemmsmith.errors import CompileError, GemmsmithError, LoadError, ToolchainError
-from gemmsmith.identity import Identity, abi_version, identity
+from gemmsmith.identity import Identity, identity
 from gemmsmith.jobs import parallel_jobs
+from gemmsmith.launcher.with_ctypes import read_table
 from gemmsmith.plan import Group, makespan, plan
 from gemmsmith.progress import Progress, Silent
 from gemmsmith.render import render
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
-from gemmsmith.table import read_table
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
 _log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class _Builder:
         self, specs: Sequence[KernelSpec], compiled: CompiledLibrary
     ) -> dict[KernelSpec, Card]:
         """Return what the kernels of one library turned out to be."""
-        table = read_table(compiled.path, abi_version())
+        table = read_table(compiled.path)
         log = compiled.log.read_text(errors="replace")
         functions = device_functions(compiled.path, log, self._toolchain)
         cards = {}

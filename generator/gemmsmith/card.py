@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import CompileError
+from gemmsmith.launcher.interface import TableEntry
 from gemmsmith.spec import KernelSpec
-from gemmsmith.table import TableEntry
 from gemmsmith.toolchain import Toolchain
 
 _FUNCTION = re.compile(r"^\s*Function\s*:?\s*([\w$.]+)", re.MULTILINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import gemmsmith
 from gemmsmith.arch import Architecture
+from gemmsmith.launcher.abi import abi_version
 from gemmsmith.memo import remember
 from gemmsmith.render import RenderedSource, include_dirs
 from gemmsmith.resources import cutlass_include_dirs, cutlass_version
@@ -97,15 +97,6 @@ def flags(arch: Architecture) -> tuple[str, ...]:
     if arch.api == "3.x":  # without it odd wgmma widths silently become 16 wide
         return (*common, "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
     return common
-
-
-def abi_version() -> int:
-    """Return the version of the C interface that rendered sources include."""
-    (folder,) = include_dirs()
-    text = (folder / "gemmsmith" / "abi.h").read_text()
-    found = re.search(r"#define GEMMSMITH_ABI_VERSION (\d+)", text)
-    assert found, "abi.h defines its version"
-    return int(found.group(1))
 
 
 @cache

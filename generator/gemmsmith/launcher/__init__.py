@@ -34,7 +34,8 @@ def launcher() -> Launcher:
     """Return the launcher that the settings ask for: pybind11 where it can be had, else ctypes.
 
     Raises:
-        ToolchainError: where ``GEMMSMITH_LAUNCHER=pybind11`` is set and it cannot be built.
+        ToolchainError, CompileError, CacheError, LoadError: where ``GEMMSMITH_LAUNCHER=pybind11``
+            is set and it cannot be built, kept or loaded.
     """
     from gemmsmith.errors import CacheError, CompileError, ToolchainError
     from gemmsmith.launcher.with_ctypes import CtypesLauncher
@@ -45,7 +46,7 @@ def launcher() -> Launcher:
         return CtypesLauncher()
     try:
         return pybind11_launcher()
-    except (ToolchainError, CompileError, CacheError) as error:
+    except (ToolchainError, CompileError, CacheError, LoadError) as error:
         if wanted == "pybind11":
             raise
         log.warning("calling kernels through ctypes, which is right but slower: %s", error)

@@ -43,8 +43,8 @@ class Call(NamedTuple):
     """Multiprocessors of that device."""
 
 
-class Kernel(Protocol):
-    """A loaded kernel. A status of 0 is success; :meth:`explain` words the others."""
+class TableEntry(Protocol):
+    """Facts of one kernel that were fixed when it was compiled."""
 
     @property
     def name(self) -> str:
@@ -61,6 +61,10 @@ class Kernel(Protocol):
     @property
     def stages(self) -> int:
         """Buffers of the main loop."""
+
+
+class Kernel(TableEntry, Protocol):
+    """A loaded kernel. A status of 0 is success; :meth:`explain` words the others."""
 
     def can_run(self, call: Call) -> int:
         """Return the status that CUTLASS gives to sizes, strides and alignment of ``call``."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from gemmsmith.launcher.interface import Call
-
-ABI_VERSION = 1
-"""GEMMSMITH_ABI_VERSION of gemmsmith/abi.h."""
+from gemmsmith.errors import LoadError
+from gemmsmith.launcher.abi import abi_version
+from gemmsmith.launcher.interface import Call, TableEntry
 
 
 class _Gemm(ctypes.Structure):
@@ -93,15 +93,28 @@ class CtypesLauncher:
             version, kernels = library.gemmsmith_abi_version, library.gemmsmith_kernels
         except AttributeError:
             raise RuntimeError("it is no kernel library: gemmsmith_kernels is missing") from None
-        if version() != ABI_VERSION:
+        if version() != abi_version():
             raise RuntimeError(
-                f"its interface has version {version()}, this gemmsmith speaks {ABI_VERSION}:"
+                f"its interface has version {version()}, this gemmsmith speaks {abi_version()}:"
                 " build the kernel again"
             )
         kernels.restype = ctypes.POINTER(_Entry)
         count = ctypes.c_int32(0)
         table = kernels(ctypes.byref(count))
         return [CtypesKernel(table[index]) for index in range(count.value)]
+
+
+def read_table(library: Path) -> Mapping[str, TableEntry]:
+    """Return the kernels that ``library`` lists, by name. Needs no GPU and no driver.
+
+    Raises:
+        LoadError: where it does not load, or speaks another version of the C interface.
+    """
+    try:
+        kernels = CtypesLauncher().load(str(library))
+    except (OSError, RuntimeError) as error:
+        raise LoadError(f"cannot load {library}: {error}") from error
+    return {kernel.name: kernel for kernel in kernels}
 
 
 def _gemm(call: Call) -> _Gemm:

@@ -15,7 +15,8 @@ from typing import cast
 
 from filelock import FileLock
 
-from gemmsmith.errors import CacheError, CompileError, ToolchainError
+from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
+from gemmsmith.launcher.abi import abi_header
 from gemmsmith.launcher.interface import Launcher
 from gemmsmith.render import include_dirs
 from gemmsmith.settings import settings
@@ -31,6 +32,7 @@ def pybind11_launcher() -> Launcher:
         ToolchainError: where g++, Python.h or pybind11 is missing.
         CompileError: where g++ fails.
         CacheError: where the cache cannot be written.
+        LoadError: where the module was compiled on a machine with a newer C++ library.
     """
     binary = module_path()
     if not binary.exists():
@@ -38,8 +40,14 @@ def pybind11_launcher() -> Launcher:
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(binary))
     spec = importlib.util.spec_from_file_location(MODULE, binary, loader=loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise LoadError(
+            f"the launcher that the cache holds does not load here: {error}; "
+            "remove it, or set GEMMSMITH_CACHE_DIR, to have it compiled anew"
+        ) from error
     return cast(Launcher, module)
 
 
@@ -51,7 +59,7 @@ def module_path() -> Path:
     """
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = hashlib.sha256()
-    sources = (_SOURCE.read_text(), _abi_header())
+    sources = (_SOURCE.read_text(), abi_header())
     for part in (suffix, platform.machine(), _pybind11_version(), *sources):
         key.update(part.encode() + b"\0")
     return settings().cache_dir / "v1" / "launchers" / key.hexdigest()[:16] / f"{MODULE}{suffix}"
@@ -64,10 +72,6 @@ def _pybind11_version() -> str:
         return version("pybind11")
     except PackageNotFoundError:
         raise ToolchainError("pybind11 is not installed: pip install pybind11") from None
-
-
-def _abi_header() -> str:
-    return (include_dirs()[0] / "gemmsmith" / "abi.h").read_text()
 
 
 def _compile_once(binary: Path) -> None:
