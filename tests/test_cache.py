@@ -64,7 +64,9 @@ def test_damage_is_a_miss_with_a_log_line(
     elif damage == "no library":
         library.unlink()
     else:
-        library.write_bytes(library.read_bytes()[:100])
+        short = library.with_suffix(".short")  # the loaded file itself must stay whole
+        short.write_bytes(library.read_bytes()[:100])
+        short.replace(library)
     own = identity(render([ampere()]), nvcc.toolchain)
     with caplog.at_level(logging.WARNING):
         assert cache.find(own) is None

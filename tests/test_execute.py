@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[OneKernel]:
     monkeypatch.setattr(launch, "current_device", lambda: None)
     monkeypatch.setattr(launch, "raw_stream", lambda index: 77)
     yield OneKernel(RecordingKernel())
-    execute._ready.clear()
+    execute._settled.clear()
 
 
 def bf16(*shape: int) -> torch.Tensor:
@@ -193,8 +194,51 @@ def test_a_refused_launch_is_told_with_kernel_sizes_and_strides(kernels: OneKern
 def test_the_settled_launches_are_bounded(
     kernels: OneKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "_MOST_READY", 3)
+    monkeypatch.setattr(execute, "_MOST_SETTLED", 3)
     b = CASES["plain"][1]
     for m in range(1, 9):
         run(kernels, bf16(m, 64), b, bf16(m, 16))
-        assert len(execute._ready) <= 3
+        assert len(execute._settled) <= 3
+
+
+def test_autograd_learns_that_the_output_was_written(kernels: OneKernel) -> None:
+    a, b, out, _, _ = CASES["plain"]
+    before = out._version
+    run(kernels, a, b, out)
+    run(kernels, a, b, out)
+    assert out._version == before + 2
+    with torch.inference_mode():
+        run(kernels, a, b, torch.zeros(32, 16, dtype=torch.bfloat16))
+
+
+def test_one_row_or_column_is_written_in_the_layout_of_the_kernels(kernels: OneKernel) -> None:
+    columns = replace(SPEC, layout="rcc")
+    column_set = OneKernel(RecordingKernel())
+    column_set.specs = (columns,)
+    a, b = bf16(1, 64), bf16(16, 64).t()
+    out = bf16(4, 16).t()[:, :1].t()  # one row, whose elements lie 1 apart
+    assert run(kernels, a, b, out).ldd == 16
+    assert run(column_set, a, b, out).ldd == 1
+    spread = bf16(16, 4)[:, :1].t()  # one row, whose elements lie 4 apart
+    assert run(column_set, a, b, spread).ldd == 4
+
+
+def test_what_torch_took_is_settled_too(
+    kernels: OneKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+
+    def refuse(problem: Any, device: DeviceFacts) -> str:
+        planned.append(problem)
+        return "a reason"
+
+    monkeypatch.setattr(kernels, "plan", refuse)
+    a, b = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, 8, dtype=torch.bfloat16)
+    out = bf16(4, 8)
+    for _ in range(2):
+        execute.run_on_cuda(a, b, None, None, 1.0, 0.0, kernels.handle, out.zero_())
+        assert (out == 64).all()
+        record = execute.last_kernel()
+        assert record is not None
+        assert (record.name, record.reason) == ("torch", "a reason")
+    assert len(planned) == 1

@@ -217,10 +217,10 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         ),
         (
             PINGPONG,
-            {"tile": Tile(64, 20, 64), "cluster": Cluster(8, 1), "store": "direct"},
+            {"tile": Tile(64, 16, 16), "cluster": Cluster(8, 1), "store": "direct"},
             (
-                "cluster: each block multicasts its share of the tile: 64x20x64 does not divide by"
-                " cluster [8, 1]; choose a smaller cluster"
+                "cluster: 8 blocks share b's tile of 16 rows of 32 B: 64 B each, not a multiple of"
+                " TMA's 128; choose a smaller cluster or a deeper tile.k"
             ),
         ),
         (
@@ -428,7 +428,10 @@ def call(**fields: Any) -> GemmProblem:
             "the kernel computes bf16 @ bf16 -> bf16, the call is fp16 @ fp16 -> bf16",
         ),
         ({"layout": "rrr"}, "the kernel's layout is rcr, the strides of the call are rrr"),
-        ({"layout": "rcc", "n": 1}, ""),
+        (
+            {"layout": "rcc", "n": 1},
+            "the kernel's layout is rcr, the strides of the call are rcc",
+        ),
         ({"residual": True}, "the kernel has no residual (epilogue.residual is false)"),
         (
             {"b_align": 4},
@@ -451,3 +454,14 @@ def test_a_kernel_without_bias_and_a_2x_kernel_with_both() -> None:
         "2.x kernels add a bias or a residual in one call, not both"
     )
     assert misfit(KernelSpec(**HOPPER, residual=True), call(bias=True, residual=True)) == ""
+
+
+def test_calls_beyond_a_grid_are_refused_by_kernels_without_a_persistent_one() -> None:
+    plain = KernelSpec(**{**HOPPER, "schedule": "warp_specialized", "tile": Tile(64, 64, 64)})
+    many = GemmProblem(m=8, n=8, k=8, batch=65_536, a=BF16, b=BF16, d=BF16)
+    wide = GemmProblem(m=8, n=65_536 * 64, k=8, a=BF16, b=BF16, d=BF16)
+    assert misfit(plain, many) == "batch=65536 is over the 65535 blocks of a grid's third axis"
+    assert misfit(plain, wide) == ("N=4194304 is over 65535 tiles of 64, a grid's second axis")
+    tall = dataclasses.replace(wide, m=wide.n, n=8)
+    assert misfit(dataclasses.replace(plain, swap=True), tall).startswith("M=4194304 is over")
+    assert misfit(dataclasses.replace(plain, schedule="pingpong"), many) == ""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 
 import gemmsmith
 from gemm_data import rounded, small_integers
@@ -329,3 +330,32 @@ def test_meta_tensors_give_shape_and_type_alone() -> None:
 def test_l04_cuda_is_left_alone() -> None:
     gemmsmith.gemm(integers(5, 16), integers(16, 24))
     assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("derivative", ["grad", "vmap of grad", "jvp", "forward mode"])
+def test_a_derivative_is_refused_and_never_zero(derivative: str) -> None:
+    a, b = torch.ones(4, 8, dtype=BF16), torch.ones(8, 8, dtype=BF16)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return gemmsmith.gemm(x, b).float().sum()
+
+    def forward_mode() -> object:
+        with forward_ad.dual_level():
+            return gemmsmith.gemm(forward_ad.make_dual(a, torch.ones_like(a)), b)
+
+    calls: dict[str, Callable[[], object]] = {
+        "grad": lambda: torch.func.grad(loss)(a),
+        "vmap of grad": lambda: torch.func.vmap(torch.func.grad(loss))(a.expand(3, 4, 8)),
+        "jvp": lambda: torch.func.jvp(loss, (a,), (torch.ones_like(a),)),
+        "forward mode": forward_mode,
+    }
+    with pytest.raises(ArgumentError, match="forward only"):
+        calls[derivative]()
+    assert torch.equal(gemmsmith.gemm(a, b), torch.full((4, 8), 8, dtype=BF16))
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+def test_an_output_that_is_an_operand_is_refused(operand: str) -> None:
+    square = {"a": torch.ones(8, 8, dtype=BF16), "b": torch.ones(8, 8, dtype=BF16)}
+    with pytest.raises(ArgumentError, match="out is a or b"):
+        gemmsmith.gemm(square["a"], square["b"], out=square[operand])

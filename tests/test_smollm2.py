@@ -48,10 +48,10 @@ def test_a_named_file_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_another_file_has_another_identity(tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
-    file.write_bytes(b"one")
+    file.write_bytes(b"GGUF one")
     first = smollm2._identity(file)
     assert smollm2._identity(file) == first
-    file.write_bytes(b"two")
+    file.write_bytes(b"GGUF two")
     assert smollm2._identity(file) != first
 
 
@@ -59,13 +59,21 @@ def test_a_failed_conversion_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "x.gguf"
-    file.write_bytes(b"this is no GGUF file")
+    file.write_bytes(b"GGUF, but only its first word")
     monkeypatch.setenv("GEMMSMITH_SMOLLM2", str(file))
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(Exception):  # noqa: B017, PT011  whatever transformers says of such a file
         smollm2.kept_model()
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
     assert list((tmp_path / "cache" / "models").iterdir()) == []
+
+
+def test_a_file_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"this is no GGUF file")
+    monkeypatch.setenv("GEMMSMITH_SMOLLM2", str(file))
+    with pytest.raises(smollm2.ModelFileError, match=r"x\.gguf is no GGUF file"):
+        smollm2.kept_model()
 
 
 def test_a_missing_reader_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

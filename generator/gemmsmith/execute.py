@@ -11,9 +11,16 @@ from torch import Tensor
 from gemmsmith.arch import architecture_of
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import UnknownArchitectureError
-from gemmsmith.kernelset import DeviceFacts, Plan, Selection, default_kernels, selection
+from gemmsmith.kernelset import (
+    DeviceFacts,
+    Plan,
+    Selection,
+    default_kernels,
+    output_letter,
+    selection,
+)
 from gemmsmith.launch import LaunchRecord, Ready, prepare, queue, signature
-from gemmsmith.operands import Operands, operands
+from gemmsmith.operands import TORCH_DTYPES, Operands, operands
 from gemmsmith.problem import GemmProblem
 
 __all__ = ["LaunchRecord", "last_kernel", "run_on_cpu", "run_on_cuda"]
@@ -105,28 +112,31 @@ def run_on_cuda(
         out.data_ptr(),
     )
     key = signature(a, b, bias, residual, out, kernels)
-    ready = _ready.get(key)
-    if ready is not None:
-        queue(ready, addresses, alpha, beta, out.device)
-        _record(ready.record)
-        return
-    matrices, plan = _planned(a, b, bias, residual, out, kernels)
-    if matrices is None or isinstance(plan, str):
-        _say_once(str(plan))
+    settled = _settled.get(key)
+    if settled is None:
+        matrices, plan = _planned(a, b, bias, residual, out, kernels)
+        if matrices is None or isinstance(plan, str):
+            settled = _without_kernel("torch", str(plan))
+            _say_once(settled.reason)
+        else:
+            settled = prepare(plan, matrices, _device(a.device.index), a.device.index)
+        if matrices is None or matrices.addresses == addresses:  # nothing had to be copied
+            if len(_settled) >= _MOST_SETTLED:
+                _settled.clear()
+            _settled[key] = settled
+        else:
+            addresses = matrices.addresses
+    if isinstance(settled, LaunchRecord):
         _fall_back(a, b, bias, residual, alpha, beta, out)
-        _record(_without_kernel("torch", str(plan)))
+        _record(settled)
         return
-    ready = prepare(plan, matrices, _device(a.device.index), a.device.index)
-    queue(ready, matrices.addresses, alpha, beta, out.device)
-    _record(ready.record)
-    if matrices.addresses == addresses:  # nothing was copied, nor will be the next time
-        if len(_ready) >= _MOST_READY:
-            _ready.clear()
-        _ready[key] = ready
+    queue(settled, addresses, alpha, beta, out.device)
+    torch.autograd.graph.increment_version(out)  # as torch's own in-place operations do
+    _record(settled.record)
 
 
-_ready: dict[tuple[object, ...], Ready] = {}
-_MOST_READY = 8192  # call shapes; a dynamic batch over a model's layers stays far below
+_settled: dict[tuple[object, ...], Ready | LaunchRecord] = {}
+_MOST_SETTLED = 8192  # call shapes; a dynamic batch over a model's layers stays far below
 
 
 def _planned(
@@ -137,7 +147,8 @@ def _planned(
         return None, "K is 0"
     if a.dtype == torch.float32:
         return None, "float32 inputs have no kernel"
-    matrices = operands(a, b, bias, residual, out)
+    letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
+    matrices = operands(a, b, bias, residual, out, letter)
     device = _device(a.device.index)
     return matrices, _selection(kernels, device).plan(matrices.problem(), device)
 
@@ -152,7 +163,8 @@ def _fall_back(
     out: Tensor,
 ) -> None:
     """Compute with torch's own GEMM; with an epilogue in fp32, so that it is rounded once."""
-    if bias is None and residual is None and alpha == 1.0:
+    plain = bias is None and residual is None and alpha == 1.0
+    if plain and out.dtype == a.dtype and a.shape[-1]:
         torch.matmul(a, b, out=out)
     else:
         _in_torch(a, b, bias, residual, alpha, beta, out)

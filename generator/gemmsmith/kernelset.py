@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gemmsmith.arch import Architecture, parse_architecture
-from gemmsmith.build import BuildReport, build, find_built
+from gemmsmith.build import BuildReport, build
 from gemmsmith.choose import Choice, Tuning, choose
 from gemmsmith.config import load_specs
+from gemmsmith.dtypes import DType
 from gemmsmith.errors import LaunchError, NoKernelError
-from gemmsmith.launcher import Kernel, load_library
+from gemmsmith.launcher import Kernel
 from gemmsmith.legality import misfit
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.problem import GemmProblem
 from gemmsmith.progress import Progress
 from gemmsmith.resources import configs_dir
+from gemmsmith.shelf import Shelf
 from gemmsmith.spec import KernelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,7 @@ class Selection(Protocol):
         """The kernels in question."""
 
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
-        """Return the kernel for ``problem``, or why torch has to take it.
+        """Return the kernel for ``problem``, or why torch has to take it: the same each time.
 
         Raises:
             NoKernelError: where torch must not take it.
@@ -83,6 +80,14 @@ def selection(handle: str) -> Selection:
         return _selections[handle]
     except KeyError:
         raise NoKernelError(f"{handle!r} is no kernel set of this process: load it again") from None
+
+
+def output_letter(handle: str, a: DType) -> str:
+    """Return the layout letter of the outputs that what ``handle`` stands for makes of ``a``."""
+    if not handle:
+        return "r"
+    letters = {spec.layout[2] for spec in selection(handle).specs if spec.a == a}
+    return "c" if letters == {"c"} else "r"
 
 
 def load(path: str | Path, arch: str = "auto") -> KernelSet:
@@ -128,13 +133,10 @@ class KernelSet:
         self.arch = arch
         self.source = source
         self._by_name = {spec.name: spec for spec in self.specs}
-        self._build_on_use = build_on_use
         self._torch_may_run = torch_may_run
-        self._loaded: dict[KernelSpec, Kernel] = {}
-        self._lock = threading.Lock()
+        self._shelf = Shelf(self.specs, build_on_use=build_on_use)
         self._exact: dict[str, ExactKernel] = {}
-        digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:8]
-        self.handle = register(self, f"set-{digest}")
+        self.handle = register(self, "set")
 
     def __repr__(self) -> str:
         return f"<KernelSet {self.source}: {len(self.specs)} kernels for {self.arch.name}>"
@@ -152,6 +154,8 @@ class KernelSet:
             ToolchainError: where something is missing and there is no compiler.
         """
         report = build(self.specs, jobs=jobs, progress=progress)
+        self._shelf.look_again()
+        self.handle = register(self, "set")  # choices made among fewer kernels are of the old one
         report.raise_if_failed()
         return report
 
@@ -191,14 +195,16 @@ class KernelSet:
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it."""
         _check_device(self.arch, device)
-        ready = self._ready()
+        ready = self._shelf.kernels()
         chosen = choose(ready, problem, device.sm_count)
         if chosen is not None:
             return _plan(chosen, ready)
-        reasons = {misfit(spec, problem) for spec in ready}
+        reasons = sorted({misfit(spec, problem) for spec in ready})
         if self._torch_may_run:
-            return "; ".join(sorted(reasons)) or f"there are no kernels for {self.arch.name}"
-        raise NoKernelError(f"no kernel of {self.source} fits: " + "; ".join(sorted(reasons)))
+            return "; ".join(reasons) or f"no default kernel for {self.arch.name} is built"
+        if not ready:
+            raise NoKernelError(f"no kernel of {self.source} is built: {self._how_to_build()}")
+        raise NoKernelError(f"no kernel of {self.source} fits: {'; '.join(reasons)}")
 
     def loaded(self, spec: KernelSpec) -> Kernel:
         """Return the kernel of ``spec``, loaded.
@@ -206,38 +212,16 @@ class KernelSet:
         Raises:
             NoKernelError: where it is not built.
         """
-        ready = self._ready()
+        ready = self._shelf.kernels()
         if spec not in ready:
-            raise NoKernelError(
-                f"{spec.name} is not built: call .build() first,"
-                f" or run gemmsmith build {self.source} --arch {spec.arch.name}"
-            )
+            self._shelf.look_again()  # another process may have built it
+            ready = self._shelf.kernels()
+        if spec not in ready:
+            raise NoKernelError(f"{spec.name} is not built: {self._how_to_build()}")
         return ready[spec]
 
-    def _ready(self) -> dict[KernelSpec, Kernel]:
-        """Return the loaded kernels, looking into the cache again while some are not built."""
-        if len(self._loaded) == len(self.specs):
-            return self._loaded
-        with self._lock:
-            missing = [spec for spec in self.specs if spec not in self._loaded]
-            libraries = find_built(missing)
-            if self._build_on_use and len(libraries) < len(missing):
-                _log.warning(
-                    "building %d kernels for %s, once; gemmsmith build --arch %s does so ahead",
-                    len(missing) - len(libraries),
-                    self.arch.name,
-                    self.arch.name,
-                )
-                libraries = {kernel.spec: kernel.library for kernel in self.build().built}
-            for spec in missing:
-                if spec in libraries:
-                    self._loaded[spec] = load_library(libraries[spec])[spec.name]
-        if not self._loaded:
-            raise NoKernelError(
-                f"no kernel of {self.source} is built: call .build() first,"
-                f" or run gemmsmith build {self.source} --arch {self.arch.name}"
-            )
-        return self._loaded
+    def _how_to_build(self) -> str:
+        return f"call .build() first, or run gemmsmith build {self.source} --arch {self.arch.name}"
 
 
 class ExactKernel:
@@ -314,7 +298,7 @@ class ExactKernel:
         return _plan(chosen, {self.spec: kernel})
 
 
-def _plan(chosen: Choice, loaded: dict[KernelSpec, Kernel]) -> Plan:
+def _plan(chosen: Choice, loaded: Mapping[KernelSpec, Kernel]) -> Plan:
     return Plan(spec=chosen.spec, kernel=loaded[chosen.spec], tuning=chosen.tuning)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gemmsmith.problem import GemmProblem
     from gemmsmith.spec import KernelSpec
 
+MOST_BLOCKS_YZ = 65_535  # of a grid's second and third dimension
 ACCUMULATORS_PER_THREAD = 208  # 240 registers after setmaxnreg, less addresses and fragments
 MULTISTAGE_ACCUMULATORS_PER_THREAD = 128  # 255 registers less two stages of A and B fragments
 
@@ -261,13 +262,19 @@ def _clusters(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"{list(spec.cluster)} is {spec.cluster.size} blocks; 8 is the most",
             fix="set a product of 8 or less",
         )
-    if tile.n % cluster.m or tile.m % cluster.n:
-        yield Objection(
-            key="cluster",
-            reason=f"each block multicasts its share of the tile: {spec.tile} does not divide by"
-            f" cluster {list(spec.cluster)}",
-            fix="choose a smaller cluster",
-        )
+    # TMA writes each block's share of a multicast tile at a multiple of 128 B
+    a, b = ("a", "b") if not spec.swap else ("b", "a")
+    k_major = {"a": spec.layout[0] == "r", "b": spec.layout[1] == "c"}
+    for operand, width, sharing in ((a, tile.m, cluster.n), (b, tile.n, cluster.m)):
+        rows, columns = (width, tile.k) if k_major[operand] else (tile.k, width)
+        share = rows // sharing * min(128, columns * spec.a.bytes)
+        if rows % sharing or share % 128:
+            yield Objection(
+                key="cluster",
+                reason=f"{sharing} blocks share {operand}'s tile of {rows} rows of"
+                f" {columns * spec.a.bytes} B: {share} B each, not a multiple of TMA's 128",
+                fix="choose a smaller cluster or a deeper tile.k",
+            )
 
 
 def _tma_boxes(spec: KernelSpec) -> Iterator[Objection]:
@@ -339,7 +346,7 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
             f"the kernel computes {spec.a} @ {spec.b} -> {spec.d},"
             f" the call is {problem.a} @ {problem.b} -> {problem.d}"
         )
-    if problem.layout not in _layouts_served(spec, problem):
+    if problem.layout != spec.layout:
         return f"the kernel's layout is {spec.layout}, the strides of the call are {problem.layout}"
     if problem.bias and not spec.bias:
         return "the kernel has no bias (epilogue.bias is false)"
@@ -347,6 +354,8 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
         return "the kernel has no residual (epilogue.residual is false)"
     if spec.arch.api == "2.x" and problem.bias and problem.residual:
         return "2.x kernels add a bias or a residual in one call, not both"
+    if reason := _beyond_the_grid(spec, problem):
+        return reason
     for operand, elements, dtype, found, (dimension, extent) in zip(
         "abd",
         spec.alignment,
@@ -369,9 +378,14 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
     return ""
 
 
-def _layouts_served(spec: KernelSpec, problem: GemmProblem) -> tuple[str, ...]:
-    """A matrix with one row or column is row- and column-major; ``problem`` names one of them."""
-    served: list[str] = [spec.layout]
-    if problem.n == 1 or problem.m == 1:
-        served.append(spec.layout[:2] + problem.layout[2])
-    return tuple(served)
+def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:
+    if spec.arch.api == "3.x" and spec.schedule != "warp_specialized":
+        return ""  # a persistent grid has one dimension
+    if problem.batch > MOST_BLOCKS_YZ:
+        return f"batch={problem.batch} is over the {MOST_BLOCKS_YZ} blocks of a grid's third axis"
+    name, extent, tile = (
+        ("M", problem.m, spec.tile.m) if spec.swap else ("N", problem.n, spec.tile.n)
+    )
+    if extent > MOST_BLOCKS_YZ * tile:
+        return f"{name}={extent} is over {MOST_BLOCKS_YZ} tiles of {tile}, a grid's second axis"
+    return ""

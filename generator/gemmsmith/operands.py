@@ -97,17 +97,23 @@ class Operands:
 
 
 def operands(
-    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    letter: str = "r",
 ) -> Operands:
     """Return the checked arguments of a call as matrices.
 
     Views become strides. Strides that a kernel cannot express (no unit stride, overlapping rows,
-    leading dimensions that do not collapse) make a copy of an input and refuse an output.
+    leading dimensions that do not collapse) make a copy of an input and refuse an output. An output
+    of one row or column is described in the layout ``letter``, if its strides allow.
 
     Raises:
         ArgumentError: where ``out`` cannot be expressed.
     """
-    d = _matrix(_flat(out, b.dim()), prefer="r")
+    d = _matrix(_flat(out, b.dim()), prefer=letter)
     moved = d.tensor.data_ptr() != out.data_ptr() and out.numel() > 0
     if d.copied or moved or _matrices_overlap(d):
         raise ArgumentError(

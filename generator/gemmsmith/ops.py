@@ -7,15 +7,18 @@ the empty one stands for the default kernels of the tensors' GPU.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import LaunchRecord, last_kernel, run_on_cpu, run_on_cuda
-from gemmsmith.kernelset import selection
+from gemmsmith.kernelset import output_letter, selection
 from gemmsmith.operands import TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 
@@ -46,7 +49,8 @@ def gemm(
         residual: of the output's shape and dtype. It is not read where ``beta`` is 0.
         alpha: factor of the product.
         beta: factor of the residual; None for 1 where there is one.
-        out: where to write; a matrix with contiguous rows. It may be the residual itself.
+        out: where to write; a matrix with contiguous rows (or columns, for kernels of such a
+            layout). It may be the residual itself, but must not overlap ``a``, ``b`` or ``bias``.
         kernels: handle of what may run; empty for the default kernels of the GPU.
 
     Returns:
@@ -93,7 +97,8 @@ def problem_of(
         taken = kernels if _written_dtypes(a.dtype, kernels) else ""  # else: misfit says why
         out = _new_output(a, b, bias, residual, taken)
     check(a, b, bias, residual, out.dtype)
-    return operands(a, b, bias, residual, out).problem()
+    letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
+    return operands(a, b, bias, residual, out, letter).problem()
 
 
 @cache
@@ -119,20 +124,18 @@ def _output_dtype(a: Tensor, kernels: str, out: Tensor | None = None) -> torch.d
     return out.dtype if out is not None and out.dtype in written else written[0]
 
 
-def _column_major(kernels: str) -> bool:
-    """Whether all kernels in question write column-major outputs."""
-    return bool(kernels) and all(spec.layout[2] == "c" for spec in selection(kernels).specs)
-
-
 def _new_output(
     a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, kernels: str
 ) -> Tensor:
     dtype = _output_dtype(a, kernels)
     shape = check(a, b, bias, residual, dtype)
-    if _column_major(kernels):
+    if output_letter(kernels, TORCH_DTYPES[a.dtype]) == "r":
+        return torch.empty(shape, dtype=dtype, device=a.device)
+    if b.dim() > 2:
         transposed = (*shape[:-2], shape[-1], shape[-2])
         return torch.empty(transposed, dtype=dtype, device=a.device).mT
-    return torch.empty(shape, dtype=dtype, device=a.device)
+    rows = math.prod(shape[:-1])
+    return torch.empty((shape[-1], rows), dtype=dtype, device=a.device).t().view(shape)
 
 
 def _fake(
@@ -144,7 +147,6 @@ def _fake(
     beta: float = 0.0,
     kernels: str = "",
 ) -> Tensor:
-    _refuse_gradient(a, b, bias, residual)
     return _new_output(a, b, bias, residual, kernels)
 
 
@@ -172,7 +174,6 @@ def _fake_out(
     *,
     out: Tensor,
 ) -> None:
-    _refuse_gradient(a, b, bias, residual, out)
     _check_out(a, b, bias, residual, out, kernels)
 
 
@@ -185,7 +186,6 @@ def _gemm(
     beta: float = 0.0,
     kernels: str = "",
 ) -> Tensor:
-    _refuse_gradient(a, b, bias, residual)
     out = _new_output(a, b, bias, residual, kernels)
     _run(a, b, bias, residual, alpha, beta, kernels, out)
     return out
@@ -202,8 +202,11 @@ def _gemm_out(
     *,
     out: Tensor,
 ) -> None:
-    _refuse_gradient(a, b, bias, residual, out)
     _check_out(a, b, bias, residual, out, kernels)
+    if out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
+        raise ArgumentError(
+            "out is a or b: a kernel reads them while it writes; pass a third tensor"
+        )
     _run(a, b, bias, residual, alpha, beta, kernels, out)
 
 
@@ -223,14 +226,37 @@ def _run(
         run_on_cpu(a, b, bias, residual, alpha, beta, out)
 
 
-def _refuse_gradient(*tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in tensors
-    ):
-        raise ArgumentError(
-            "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
-            " torch.inference_mode(), or with inputs that do not require grad"
-        )
+def _forward_only(name: str) -> Callable[..., Any]:
+    """Return an op's autograd implementation: refuse a derivative, else go on below autograd."""
+    op = getattr(torch.ops.gemmsmith, name).default
+
+    def refuse_derivative(*args: Any, **kwargs: Any) -> Any:
+        if _derivative_wanted((*args, *kwargs.values())):
+            raise ArgumentError(
+                "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
+                " torch.inference_mode(), or with inputs that do not require grad"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return refuse_derivative
+
+
+def _derivative_wanted(values: tuple[Any, ...]) -> bool:
+    """Whether a backward, a forward-mode or a torch.func derivative of the call would be taken."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() in _DERIVATIVES:
+        return True
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return True
+    return forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+        for tensor in tensors
+    )
+
+
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
 def _register() -> torch.library.Library:
@@ -245,8 +271,7 @@ def _register() -> torch.library.Library:
         library.impl("gemm", _gemm, device)
         library.impl("gemm_out", _gemm_out, device)
     for name in ("gemm", "gemm_out"):
-        # the implementations themselves refuse a gradient: one hop through Python less
-        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+        library.impl(name, _forward_only(name), "Autograd")
     torch.library.register_fake("gemmsmith::gemm", _fake, lib=library)
     torch.library.register_fake("gemmsmith::gemm_out", _fake_out, lib=library)
     registered: torch.library.Library = library

@@ -83,7 +83,7 @@ struct Sm80Operation {
     constexpr bool kT = Types::kTransposed;
     /* The epilogue has one source: C, or the bias as a matrix whose rows all lie at the same place. */
     bool const residual = Traits::kResidual && call.c != nullptr && call.beta != 0.0f;
-    bool const bias = !residual && call.bias != nullptr;
+    bool const bias = Traits::kBias && !residual && call.bias != nullptr;
     void const *source = residual ? call.c : bias ? call.bias : nullptr;
     float const beta = residual ? call.beta : bias ? 1.0f : 0.0f;
     auto const mode = call.batch > 1 ? cutlass::gemm::GemmUniversalMode::kBatched
@@ -129,7 +129,7 @@ struct Sm80Operation {
   static gemmsmith_status launch(gemmsmith_gemm const *call, void *workspace, void *stream_) {
     cudaStream_t const stream = static_cast<cudaStream_t>(stream_);
     auto *kernel = cutlass::Kernel2<Kernel>;
-    gemmsmith_status const status = allow_shared_memory(kernel, kShared, call->device);
+    gemmsmith_status const status = allow_shared_memory<Kernel>(kernel, kShared, call->device);
     if (status != 0) {
       return status;
     }
@@ -154,7 +154,7 @@ struct Sm80Operation {
     if (error != cudaSuccess) {
       return status_of(error);
     }
-    gemmsmith_status const status = allow_shared_memory(kernel, kShared, device);
+    gemmsmith_status const status = allow_shared_memory<Kernel>(kernel, kShared, device);
     if (status != 0) {
       return status;
     }

@@ -138,7 +138,7 @@ struct Sm90Operation {
 
   static constexpr int kStages = Types::CollectiveMainloop::DispatchPolicy::Stages;
 
-  template <class Stride, class Layout>
+  template <class Stride>
   static Stride stride(int64_t leading, int64_t batch) {
     Stride result{};
     constexpr int kLeading = cutlass::gemm::detail::is_major<0, Stride>() ? 1 : 0;
@@ -160,16 +160,16 @@ struct Sm90Operation {
     args.mainloop.ptr_B = static_cast<typename Types::DeviceElementB const *>(b);
     using StrideA = decltype(args.mainloop.dA);
     using StrideB = decltype(args.mainloop.dB);
-    args.mainloop.dA = stride<StrideA, typename Types::DeviceLayoutA>(
+    args.mainloop.dA = stride<StrideA>(
         Traits::kSwap ? call.ldb : call.lda, Traits::kSwap ? call.b_batch : call.a_batch);
-    args.mainloop.dB = stride<StrideB, typename Types::DeviceLayoutB>(
+    args.mainloop.dB = stride<StrideB>(
         Traits::kSwap ? call.lda : call.ldb, Traits::kSwap ? call.a_batch : call.b_batch);
 
     using StrideD = typename Types::StrideD;
     auto *d = static_cast<typename Types::ElementD *>(call.d);
     auto const *c = static_cast<typename Types::ElementD const *>(call.c);
-    StrideD const stride_d = stride<StrideD, typename Types::DeviceLayoutD>(call.ldd, call.d_batch);
-    StrideD const stride_c = c ? stride<StrideD, typename Types::DeviceLayoutD>(call.ldc, call.c_batch) : stride_d;
+    StrideD const stride_d = stride<StrideD>(call.ldd, call.d_batch);
+    StrideD const stride_c = c ? stride<StrideD>(call.ldc, call.c_batch) : stride_d;
     if constexpr (Types::kDirect) {
       args.epilogue.alpha = call.alpha;
       args.epilogue.beta = call.beta;
@@ -225,7 +225,7 @@ struct Sm90Operation {
   static gemmsmith_status launch(gemmsmith_gemm const *call, void *workspace, void *stream_) {
     cudaStream_t const stream = static_cast<cudaStream_t>(stream_);
     auto *kernel = cutlass::device_kernel<Kernel>;
-    gemmsmith_status status = allow_shared_memory(kernel, Kernel::SharedStorageSize, call->device);
+    gemmsmith_status status = allow_shared_memory<Kernel>(kernel, Kernel::SharedStorageSize, call->device);
     if (status != 0) {
       return status;
     }
@@ -259,7 +259,7 @@ struct Sm90Operation {
     if (error != cudaSuccess) {
       return status_of(error);
     }
-    gemmsmith_status const status = allow_shared_memory(kernel, Kernel::SharedStorageSize, device);
+    gemmsmith_status const status = allow_shared_memory<Kernel>(kernel, Kernel::SharedStorageSize, device);
     if (status != 0) {
       return status;
     }

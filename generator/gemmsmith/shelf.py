@@ -1,0 +1,71 @@
+"""The compiled kernels of a set, loaded: looked for once, and again after a build."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gemmsmith.build import build, find_built
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.launcher import Kernel, load_library
+from gemmsmith.spec import KernelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Loaded kernels of a set; with ``build_on_use`` what is missing is compiled, once."""
+
+    def __init__(self, specs: Sequence[KernelSpec], *, build_on_use: bool) -> None:
+        self._specs = tuple(specs)
+        self._build_on_use = build_on_use
+        self._loaded: dict[KernelSpec, Kernel] = {}
+        self._looked = False
+        self._lock = threading.Lock()
+
+    def kernels(self) -> Mapping[KernelSpec, Kernel]:
+        """Return what is loaded; the same kernels until :meth:`look_again`.
+
+        A kernel that cannot be built on use is left out, and the log says why.
+        """
+        if not self._looked:
+            with self._lock:
+                if not self._looked:
+                    loaded = dict(self._loaded)
+                    self._load(find_built(self._missing(loaded)), loaded)
+                    if self._build_on_use and self._missing(loaded):
+                        self._load(self._built(len(self._missing(loaded))), loaded)
+                    self._loaded = loaded
+                    self._looked = True
+        return self._loaded
+
+    def look_again(self) -> None:
+        """Look for kernels that were built since, at the next use."""
+        self._looked = False
+
+    def _missing(self, loaded: Mapping[KernelSpec, Kernel]) -> list[KernelSpec]:
+        return [spec for spec in self._specs if spec not in loaded]
+
+    def _built(self, count: int) -> dict[KernelSpec, Path]:
+        arch = self._specs[0].arch.name
+        _log.warning(
+            "building %d kernels for %s, once; gemmsmith build --arch %s does so ahead",
+            count,
+            arch,
+            arch,
+        )
+        try:
+            report = build(self._specs)
+        except GemmsmithError as error:
+            _log.error("the default kernels for %s cannot be built: %s", arch, error)
+            return {}
+        for failure in report.failed:
+            _log.error("going on without a default kernel: %s", failure.error)
+        return {kernel.spec: kernel.library for kernel in report.built}
+
+    def _load(self, libraries: Mapping[KernelSpec, Path], into: dict[KernelSpec, Kernel]) -> None:
+        for spec in self._missing(into):
+            if spec in libraries:
+                into[spec] = load_library(libraries[spec])[spec.name]

@@ -1,0 +1,95 @@
+"""Which kernels of a set are at hand: built ones, what a build on use made, and no others."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmsmith import shelf
+from gemmsmith.arch import SM_90A
+from gemmsmith.build import BuildReport, FailedKernel
+from gemmsmith.dtypes import BF16
+from gemmsmith.errors import CompileError, NoKernelError, ToolchainError
+from gemmsmith.kernelset import DeviceFacts, KernelSet
+from gemmsmith.problem import GemmProblem
+from gemmsmith.spec import KernelSpec, Tile
+
+SPECS = tuple(
+    KernelSpec(arch=SM_90A, tile=Tile(m, 128, 64), schedule="cooperative") for m in (128, 256)
+)
+H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)
+CALL = GemmProblem(m=512, n=512, k=512, a=BF16, b=BF16, d=BF16)
+
+
+class World:
+    """What the cache holds and what a build would do, in place of a compiler."""
+
+    def __init__(self) -> None:
+        self.built: set[KernelSpec] = set()
+        self.outcome: list[Any] = []
+        self.builds = 0
+
+    def find_built(self, specs: list[KernelSpec]) -> dict[KernelSpec, Path]:
+        return {spec: Path(spec.name) for spec in specs if spec in self.built}
+
+    def build(self, specs: Any) -> BuildReport:
+        self.builds += 1
+        (outcome,) = self.outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        failed = (FailedKernel(spec=SPECS[1], error=CompileError("it is Monday")),)
+        return BuildReport(built=(), failed=failed, seconds=0.0)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(shelf, "find_built", made.find_built)
+    monkeypatch.setattr(shelf, "build", made.build)
+    monkeypatch.setattr(shelf, "load_library", lambda path: {str(path): f"loaded {path}"})
+    return made
+
+
+def default_set() -> KernelSet:
+    return KernelSet(SPECS, arch=SM_90A, source="d", build_on_use=True, torch_may_run=True)
+
+
+@pytest.mark.parametrize("outcome", ["a failed kernel", ToolchainError("there is no nvcc")])
+def test_defaults_go_on_with_what_is_built_and_try_once(
+    world: World, outcome: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.built, world.outcome = {SPECS[0]}, [outcome]
+    kernels = default_set()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            plan = kernels.plan(CALL, H200)
+            assert not isinstance(plan, str)
+            assert plan.spec == SPECS[0]
+    assert world.builds == 1
+    assert ("it is Monday" in caplog.text) == (outcome == "a failed kernel")
+    assert ("there is no nvcc" in caplog.text) == (outcome != "a failed kernel")
+
+
+def test_without_any_default_kernel_torch_takes_the_call(world: World) -> None:
+    world.outcome = [ToolchainError("there is no nvcc")]
+    assert default_set().plan(CALL, H200) == "no default kernel for sm_90a is built"
+
+
+def test_a_set_of_the_user_is_never_built_unasked(world: World) -> None:
+    kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml")
+    with pytest.raises(NoKernelError, match=r"no kernel of my\.yaml is built: call \.build\(\)"):
+        kernels.plan(CALL, H200)
+    assert world.builds == 0
+
+
+def test_a_named_kernel_is_found_once_another_process_built_it(world: World) -> None:
+    world.built = {SPECS[0]}
+    kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml")
+    assert kernels.loaded(SPECS[0]) == f"loaded {SPECS[0].name}"
+    with pytest.raises(NoKernelError, match=f"{SPECS[1].name} is not built"):
+        kernels.loaded(SPECS[1])
+    world.built.add(SPECS[1])
+    assert kernels.loaded(SPECS[1]) == f"loaded {SPECS[1].name}"
