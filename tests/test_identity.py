@@ -52,6 +52,9 @@ def test_each_input_changes_the_key(
     assert _changed(before, identity(source, newer)) == {"nvcc"}
     other = dataclasses.replace(toolchain, host_version="12.3.0")
     assert _changed(before, identity(source, other)) == {"host_compiler"}
+    with monkeypatch.context() as patch:
+        patch.setattr(gemmsmith.identity, "toolkit_parts", lambda root: {"cicc": "1", "cccl": "2"})
+        assert _changed(before, identity(source, toolchain)) == {"cicc", "cccl"}
     moved = dataclasses.replace(toolchain, nvcc=Path("/elsewhere/nvcc"), origin="PATH")
     assert _changed(before, identity(source, moved)) == set()
     edited = dataclasses.replace(source, digest="0" * 64)

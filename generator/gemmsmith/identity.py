@@ -17,8 +17,9 @@ from gemmsmith.memo import remember
 from gemmsmith.render import RenderedSource, include_dirs
 from gemmsmith.resources import cutlass_include_dirs, cutlass_version
 from gemmsmith.toolchain import Toolchain
+from gemmsmith.toolkit import TOOLKIT_PARTS, toolkit_parts
 
-TOOLCHAIN_PARTS = ("nvcc", "host_compiler")
+TOOLCHAIN_PARTS = ("nvcc", "host_compiler", *TOOLKIT_PARTS)
 """Parts of a key that are unknown on a machine without a compiler."""
 
 
@@ -74,6 +75,7 @@ def identity(source: RenderedSource, toolchain: Toolchain | None) -> Identity:
     if toolchain is not None:
         parts["nvcc"] = toolchain.release
         parts["host_compiler"] = toolchain.host_version
+        parts.update(toolkit_parts(toolchain.root))
     return Identity(name=spec.name, parts=parts)
 
 

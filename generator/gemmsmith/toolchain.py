@@ -39,6 +39,8 @@ class Toolchain:
     origin: str
     """Where nvcc was found: ``argument``, ``GEMMSMITH_NVCC``, ``CUDA_HOME``, ``PATH`` or
     ``PyPI wheels``."""
+    root: Path | None = None
+    """The toolkit's folder, which holds bin and include; None where it is not known."""
     host_compiler: Path
     host_version: str
     """Full version of the host compiler, for example ``12.2.0``."""
@@ -104,6 +106,7 @@ def find_toolchain(nvcc: Path | None = None) -> Toolchain:
         version=cuda.version,
         release=cuda.release,
         origin=cuda.origin,
+        root=cuda.root,
         host_compiler=host.path,
         host_version=host.version,
         include_dirs=cuda.include_dirs,
