@@ -18,23 +18,51 @@ def matrix(rows: int, columns: int, letter: str, values: Tensor) -> Tensor:
     return values.reshape(rows, columns).t().contiguous().t()
 
 
+def padded(values: Tensor, letter: str, padding: int) -> Tensor:
+    """Return ``values`` (…, rows, columns) in rows or columns that NaN keeps ``padding`` apart."""
+    lines = values if letter == "r" else values.mT
+    length = lines.shape[-1]
+    room = lines.new_full((*lines.shape[:-1], length + padding), math.nan)
+    room[..., :length] = lines
+    return room[..., :length] if letter == "r" else room[..., :length].mT
+
+
 def small_integers(*shape: int, dtype: torch.dtype, device: str, most: int = 3) -> Tensor:
     """Return integers in [-most, most]: f32 sums of products are exact to K = 2^24 / most^2."""
     return torch.randint(-most, most + 1, shape, device=device).to(dtype)
 
 
 class GuardedOutput:
-    """An output (M, N) full of NaN inside a larger buffer that must stay NaN around it."""
+    """An output (…, M, N) full of NaN inside a larger buffer that must stay NaN around it.
 
-    def __init__(self, m: int, n: int, letter: str, dtype: torch.dtype, device: str) -> None:
-        self._buffer = torch.full((m * n + 2 * GUARD,), math.nan, dtype=dtype, device=device)
-        inside = self._buffer[GUARD : GUARD + m * n]
-        self.out = inside.view(m, n) if letter == "r" else inside.view(n, m).t()
+    Its rows (``r``) or columns (``c``) are ``padding`` elements apart, which must stay NaN too.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        letter: str,
+        dtype: torch.dtype,
+        device: str,
+        padding: int = 0,
+    ) -> None:
+        *batch, m, n = shape
+        lines, length = (m, n) if letter == "r" else (n, m)
+        room = (*batch, lines, length + padding)
+        size = math.prod(room)
+
+        def output(buffer: Tensor) -> Tensor:
+            inside = buffer[GUARD : GUARD + size].view(room)[..., :length]
+            return inside if letter == "r" else inside.mT
+
+        self._buffer = torch.full((size + 2 * GUARD,), math.nan, dtype=dtype, device=device)
+        self.out = output(self._buffer)
+        self._outside = torch.ones_like(self._buffer, dtype=torch.bool)
+        output(self._outside).fill_(False)
 
     def overrun(self) -> bool:
-        """Whether something was written outside the output."""
-        around = torch.cat([self._buffer[:GUARD], self._buffer[-GUARD:]])
-        return not bool(around.isnan().all())
+        """Whether something was written outside the output, or between its rows or columns."""
+        return not bool(self._buffer[self._outside].isnan().all())
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:

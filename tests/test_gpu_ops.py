@@ -92,11 +92,18 @@ def test_x02_misaligned_addresses_are_right_or_refused_by_name(kernels: KernelSe
     a, w = store_a[1:].view(m, k), store_w[1:].view(n, k)
     right = rounded(a.double() @ w.double().t(), BF16)
     assert torch.equal(gemmsmith.gemm(a, w.t()), right)
+    taking = [name for name in kernels.names if not kernels[name].misfit(a, w.t())]
+    if taking:  # sm_80 has kernels for any address
+        assert last_kernel().name in taking
+    else:
+        assert last_kernel().name == "torch"
+        assert "a: address, row stride or batch stride divides by 2" in last_kernel().reason
     named = next(name for name in kernels.names if "_bf16_rcr_" in name)
     with pytest.raises(NoKernelError, match=r"a: address, row stride or batch stride divides by 2"):
         kernels[named](a, w.t())
     good_a, good_w, good = operands(m, n, k)
     assert torch.equal(gemmsmith.gemm(good_a, good_w.t()), good)
+    assert last_kernel().name in kernels.names
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,8 @@ def test_x02_misaligned_addresses_are_right_or_refused_by_name(kernels: KernelSe
 def test_x01_odd_sizes_give_the_right_value(kernels: KernelSet, m: int, n: int, k: int) -> None:
     a, w, right = operands(m, n, k, torch.float16)
     assert torch.equal(gemmsmith.gemm(a, w.t()), right)
-    if k % 8:
+    if all(kernels[name].misfit(a, w.t()) for name in kernels.names):
+        assert k % 8
         assert last_kernel().name == "torch"
         assert f"K={k} is not a multiple of 8" in last_kernel().reason
     else:
@@ -193,12 +201,36 @@ def test_x17_graph_capture_replays_with_new_inputs(kernels: KernelSet) -> None:
 def test_x20_a_second_gpu_is_used_where_the_tensors_are(kernels: KernelSet) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
+    if torch.cuda.get_device_capability(0) != torch.cuda.get_device_capability(1):
+        pytest.skip("the second GPU is of another kind")
+    assert torch.cuda.current_device() == 0
     a, w, right = operands(200, 512, 256, device="cuda:1")
     assert torch.equal(gemmsmith.gemm(a, w.t()), right)
+    assert last_kernel().name in kernels.names
     assert torch.cuda.current_device() == 0
-    with pytest.raises(ArgumentError):
-        gemmsmith.gemm(a, w)
-    assert torch.cuda.current_device() == 0
+    split = [name for name in kernels.names if "streamk" in name and "_bf16_rcr" in name]
+    assert split or kernels.arch.api == "2.x"
+    for name in split:  # their workspace must be on the second GPU too
+        assert torch.equal(kernels[name](a, w.t()), right), name
+        assert last_kernel().name == name
+        assert torch.cuda.current_device() == 0
+    misaligned = small_integers(200 * 256 + 1, dtype=BF16, device="cuda:1")[1:].view(200, 256)
+    named = next(name for name in kernels.names if "_bf16_rcr_" in name)
+    wrong = {
+        ArgumentError: lambda: gemmsmith.gemm(a, w),
+        ArgumentTypeError: lambda: gemmsmith.gemm(a, w.t().to("cuda:0")),
+        NoKernelError: lambda: kernels[named](misaligned, w.t()),
+    }
+    for error, call in wrong.items():
+        with pytest.raises(error):
+            call()
+        assert torch.cuda.current_device() == 0
+        assert torch.equal(gemmsmith.gemm(a, w.t()), right)
+    with torch.cuda.device(1):  # and the first GPU, while the second is the current one
+        a, w, right = operands(200, 512, 256, device="cuda:0")
+        assert torch.equal(gemmsmith.gemm(a, w.t()), right)
+        assert last_kernel().name in kernels.names
+        assert torch.cuda.current_device() == 1
 
 
 def test_x22_and_x23_bad_arguments_are_named_and_the_next_call_works(kernels: KernelSet) -> None:
