@@ -169,6 +169,15 @@ def test_a_set_of_another_kind_is_named(tmp_path: Path) -> None:
     file.write_text("families:\n" + wide + plain)
     (layer,) = convert(torch.nn.Linear(64, 64).bfloat16(), load(file, arch="sm_90a")).left
     assert layer.reason == "the kernel has no bias (epilogue.bias is false)"
+    file.write_text(
+        "families:\n"
+        + family.format("columns", "dtype: bf16, layout: rcc, epilogue: {bias: false}")
+    )
+    columns = load(file, arch="sm_90a")
+    (layer,) = convert(torch.nn.Linear(64, 64, bias=False).bfloat16(), columns).left
+    assert layer.reason.startswith(
+        "d: M=1 is not a multiple of 8"
+    )  # one token, and it writes columns
     empty = KernelSet([], arch=SM_90A, source="nothing")
     assert convert(torch.nn.Linear(64, 64).bfloat16(), empty).left[0].reason == (
         "the set has no kernels"

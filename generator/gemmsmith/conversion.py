@@ -13,7 +13,7 @@ from gemmsmith import nn
 from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import NoDeviceError, UnknownArchitectureError
-from gemmsmith.kernelset import default_kernels
+from gemmsmith.kernelset import default_kernels, output_letter
 from gemmsmith.legality import misfit
 from gemmsmith.nvml import devices
 from gemmsmith.operands import TORCH_DTYPES
@@ -177,7 +177,8 @@ def _misfit(
         sets = _default_specs(device) if kernels is None else (kernels.specs,)
     except UnknownArchitectureError as error:
         return str(error)
-    reasons = [_why_none_takes(specs, n, k, dtype, bias) for specs in sets]
+    letter = output_letter("" if kernels is None else kernels.handle, dtype)
+    reasons = [_why_none_takes(specs, n, k, dtype, bias, letter) for specs in sets]
     return "" if "" in reasons else "; ".join(dict.fromkeys(reasons))
 
 
@@ -198,9 +199,12 @@ def _default_specs(device: torch.device) -> tuple[tuple[KernelSpec, ...], ...]:
     return tuple(default_kernels(arch.name).specs for arch in known or ARCHITECTURES)
 
 
-def _why_none_takes(specs: tuple[KernelSpec, ...], n: int, k: int, dtype: DType, bias: bool) -> str:
+def _why_none_takes(
+    specs: tuple[KernelSpec, ...], n: int, k: int, dtype: DType, bias: bool, letter: str
+) -> str:
+    kind = (dtype, dtype, f"rc{letter}")
     # of another type or layout says nothing of this layer, unless all are
-    alike = [spec for spec in specs if (spec.a, spec.d, spec.layout) == (dtype, dtype, "rcr")]
+    alike = [spec for spec in specs if (spec.a, spec.d, spec.layout) == kind]
     for m in TOKENS:
         problem = GemmProblem(
             m=m,
@@ -209,9 +213,10 @@ def _why_none_takes(specs: tuple[KernelSpec, ...], n: int, k: int, dtype: DType,
             a=dtype,
             b=dtype,
             d=dtype,
+            layout=f"rc{letter}",
             a_align=alignment_of(k * dtype.bytes),
             b_align=alignment_of(k * dtype.bytes),
-            d_align=alignment_of(n * dtype.bytes),
+            d_align=alignment_of((n if letter == "r" else m) * dtype.bytes),
             bias=bias,
         )
         reasons = [misfit(spec, problem) for spec in alike or specs]
