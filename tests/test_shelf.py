@@ -88,8 +88,8 @@ def test_a_set_of_the_user_is_never_built_unasked(world: World) -> None:
 def test_a_named_kernel_is_found_once_another_process_built_it(world: World) -> None:
     world.built = {SPECS[0]}
     kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml")
-    assert kernels.loaded(SPECS[0]) == f"loaded {SPECS[0].name}"
+    assert str(kernels.loaded(SPECS[0])) == f"loaded {SPECS[0].name}"
     with pytest.raises(NoKernelError, match=f"{SPECS[1].name} is not built"):
         kernels.loaded(SPECS[1])
     world.built.add(SPECS[1])
-    assert kernels.loaded(SPECS[1]) == f"loaded {SPECS[1].name}"
+    assert str(kernels.loaded(SPECS[1])) == f"loaded {SPECS[1].name}"

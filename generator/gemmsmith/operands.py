@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gemmsmith.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.problem import GemmProblem
+from gemmsmith.problem import GemmProblem, alignment_of
 
 TORCH_DTYPES: Mapping[torch.dtype, DType] = {
     torch.float16: FP16,
@@ -38,8 +38,7 @@ class Matrix:
     def alignment(self) -> int:
         """Largest power of two up to 16 that divides address and strides, in bytes."""
         size = self.tensor.element_size()
-        bits = self.tensor.data_ptr() | self.leading * size | self.batch_stride * size | 16
-        return bits & -bits
+        return alignment_of(self.tensor.data_ptr(), self.leading * size, self.batch_stride * size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,7 @@ class Operands:
         if self.c is not None:
             d_align = min(d_align, self.c.alignment)
         if self.bias is not None:
-            address = self.bias.data_ptr() | 16
-            d_align = min(d_align, address & -address)
+            d_align = min(d_align, alignment_of(self.bias.data_ptr()))
         return GemmProblem(
             m=a.tensor.shape[-2],
             n=b.tensor.shape[-1],
