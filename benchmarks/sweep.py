@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 import gemmsmith
+from gemmsmith.bench.measure import compare
+from gemmsmith.bench.model_shapes import load_model
+from gemmsmith.bench.peers import Inputs, fault, kernel_arm, make_inputs, reference, torch_arm
+from gemmsmith.bench.rounds import Comparison, Policy
 from gemmsmith.choose import Tuning
 from gemmsmith.kernelset import ExactKernel, KernelSet
-from gemmsmith.measure import compare
-from gemmsmith.model_shapes import load_model
-from gemmsmith.peers import Inputs, fault, kernel_arm, make_inputs, reference, torch_arm
-from gemmsmith.rounds import Comparison, Policy
 
 KNOBS = [Tuning(raster=raster, swizzle=swizzle) for raster in (1, 2) for swizzle in (1, 2, 4, 8)]
 SPLITS = [Tuning(splits=splits) for splits in (2, 3, 4, 6, 8)]

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith import bench, peers
+from gemmsmith.bench import gemm as bench
+from gemmsmith.bench import peers
+from gemmsmith.bench.model_shapes import load_model
+from gemmsmith.bench.report import BenchReport, BenchRow, Environment, geomean, summaries
+from gemmsmith.bench.report_text import compact_report, full_report, power_line, row_line, table
+from gemmsmith.bench.rounds import Comparison
 from gemmsmith.dtypes import BF16, FP16
 from gemmsmith.errors import LaunchError, MeasureError, NoDeviceError, NoKernelError
-from gemmsmith.model_shapes import load_model
 from gemmsmith.nvml import Reading
-from gemmsmith.report import BenchReport, BenchRow, Environment, geomean, summaries
-from gemmsmith.report_text import compact_report, full_report, power_line, row_line, table
-from gemmsmith.rounds import Comparison
 
 COLD = Reading(sm_clock_mhz=1980, memory_clock_mhz=3201, power_watts=120.4, temperature_c=35)
 HOT = Reading(sm_clock_mhz=1710, memory_clock_mhz=3201, power_watts=698.6, temperature_c=None)

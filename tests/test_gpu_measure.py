@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith import bench, nvml
+from gemmsmith import nvml
+from gemmsmith.bench import gemm as bench
+from gemmsmith.bench.graphs import GraphTimer
+from gemmsmith.bench.measure import compare, copy_bandwidth, matmul_peak, normal, self_test
+from gemmsmith.bench.report_text import row_line
+from gemmsmith.bench.rounds import Policy
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import MeasureError
-from gemmsmith.graphs import GraphTimer
-from gemmsmith.measure import compare, copy_bandwidth, matmul_peak, normal, self_test
-from gemmsmith.report_text import row_line
-from gemmsmith.rounds import Policy
 
 pytestmark = pytest.mark.gpu
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch
 
+from gemmsmith.bench.measure import SelfTest, compare, rotating
+from gemmsmith.bench.rounds import Comparison, Policy, Ratio, interval_cut, ratio_of, run_rounds
 from gemmsmith.errors import NoDeviceError
-from gemmsmith.measure import SelfTest, compare, rotating
 from gemmsmith.nvml import Reading
-from gemmsmith.rounds import Comparison, Policy, Ratio, interval_cut, ratio_of, run_rounds
 
 READING = Reading(sm_clock_mhz=1755, memory_clock_mhz=3201, power_watts=500.0, temperature_c=50)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.bench.model_shapes import LinearShape, load_model, model_names
 from gemmsmith.errors import ConfigError
-from gemmsmith.model_shapes import LinearShape, load_model, model_names
 
 SHIPPED = {
     "llama3-8b": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)],

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from typer.testing import CliRunner  # noqa: E402
 
+from gemmsmith.bench.trial import try_kernel, verify  # noqa: E402
 from gemmsmith.cli.app import app  # noqa: E402
 from gemmsmith.kernelset import ExactKernel, load  # noqa: E402
-from gemmsmith.trial import try_kernel, verify  # noqa: E402
 
 KERNELS = """\
 families:

@@ -50,8 +50,8 @@ def run(
 
     Ends with 1 where a result is wrong.
     """
+    from gemmsmith.bench.trial import try_kernel
     from gemmsmith.progress import ConsoleProgress
-    from gemmsmith.trial import try_kernel
 
     trial = try_kernel(
         (m, n, k),
@@ -110,9 +110,9 @@ def bench(
 
     Ends with 1 where a result is wrong.
     """
-    from gemmsmith.bench import run_bench, self_test
+    from gemmsmith.bench.gemm import run_bench, self_test
+    from gemmsmith.bench.report_text import compact_report, full_report
     from gemmsmith.progress import ConsoleProgress
-    from gemmsmith.report_text import compact_report, full_report
 
     if check_harness:
         tested = self_test()

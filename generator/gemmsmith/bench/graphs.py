@@ -22,7 +22,7 @@ _MOST_NODES = 1024  # calls in one graph: past that, launching it stops being ch
 
 
 class GraphTimer:
-    """Replays each arm as one CUDA graph; a :class:`gemmsmith.rounds.Timer`.
+    """Replays each arm as one CUDA graph; a :class:`gemmsmith.bench.rounds.Timer`.
 
     A graph runs its arm over all input sets, as often as it takes to last ``replay_us``, so that
     the gap between two graphs does not count. Replays are enqueued without waiting, behind an

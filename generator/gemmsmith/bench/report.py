@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gemmsmith.rounds import Comparison, Ratio
+from gemmsmith.bench.rounds import Comparison, Ratio
 
 TORCH = "torch"
 """Name of the arm that is torch's ``F.linear``."""

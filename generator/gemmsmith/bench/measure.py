@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from gemmsmith.graphs import Arm, GraphTimer
-from gemmsmith.rounds import Comparison, Policy, Ratio, run_rounds
+from gemmsmith.bench.graphs import Arm, GraphTimer
+from gemmsmith.bench.rounds import Comparison, Policy, Ratio, run_rounds
 
 T = TypeVar("T")
 

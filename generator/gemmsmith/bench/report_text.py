@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmsmith.report import BenchReport, BenchRow, summaries
+from gemmsmith.bench.report import BenchReport, BenchRow, summaries
 
 
 def full_report(report: BenchReport) -> str:

@@ -13,18 +13,19 @@ from typing import Protocol
 import torch
 
 import gemmsmith
-from gemmsmith import nvml, peers
+from gemmsmith import nvml
+from gemmsmith.bench import peers
+from gemmsmith.bench.graphs import Arm
+from gemmsmith.bench.measure import SelfTest, compare, copy_bandwidth, matmul_peak, self_test
+from gemmsmith.bench.model_shapes import ModelShapes, load_model
+from gemmsmith.bench.report import OURS, TORCH, BenchReport, BenchRow, Environment
+from gemmsmith.bench.report_text import row_line
+from gemmsmith.bench.rounds import Policy
 from gemmsmith.dtypes import BF16, FP16, DType, parse_dtype
 from gemmsmith.errors import GemmsmithError, MeasureError, NoDeviceError, NoKernelError
-from gemmsmith.graphs import Arm
 from gemmsmith.kernelset import default_kernels
-from gemmsmith.measure import SelfTest, compare, copy_bandwidth, matmul_peak, self_test
-from gemmsmith.model_shapes import ModelShapes, load_model
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.progress import Progress
-from gemmsmith.report import OURS, TORCH, BenchReport, BenchRow, Environment
-from gemmsmith.report_text import row_line
-from gemmsmith.rounds import Policy
 
 __all__ = [
     "DEFAULT_M",
@@ -228,7 +229,7 @@ def run_bench(
     progress: Callable[[str], None] = lambda line: None,
     building: Progress | None = None,
 ) -> BenchReport:
-    """Return the measured shapes of a model; see :mod:`gemmsmith.report_text` for its tables.
+    """Return the measured shapes of a model; see :mod:`gemmsmith.bench.report_text` for its tables.
 
     Args:
         model: Name of a model of ``configs/models``, or a path to such a file.

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from gemmsmith.graphs import Arm
-from gemmsmith.measure import rotating
+from gemmsmith.bench.graphs import Arm
+from gemmsmith.bench.measure import rotating
 
 _SAMPLED_ROWS = 256  # rows whose every element is compared; the others are compared as sums
 _CHUNK = 4096  # rows or columns that are held in float64 at a time

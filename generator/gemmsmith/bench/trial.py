@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmsmith.bench.measure import compare, rotating
+from gemmsmith.bench.peers import fault, reference
+from gemmsmith.bench.report import OURS, TORCH
+from gemmsmith.bench.rounds import Policy, Ratio
 from gemmsmith.choose import choose
 from gemmsmith.dtypes import BF16, DType, parse_dtype
 from gemmsmith.errors import ArgumentError, NoDeviceError, NoKernelError
 from gemmsmith.kernelset import ExactKernel, KernelSet, load
 from gemmsmith.legality import misfit
-from gemmsmith.measure import compare, rotating
 from gemmsmith.operands import TORCH_DTYPES
-from gemmsmith.peers import fault, reference
 from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.progress import Progress
-from gemmsmith.report import OURS, TORCH
-from gemmsmith.rounds import Policy, Ratio
 from gemmsmith.spec import KernelSpec
 
 _TORCH = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}

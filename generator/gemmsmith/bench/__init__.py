@@ -1,0 +1,1 @@
+"""Measuring kernels beside cuBLAS: inputs, timing, statistics, reports."""
