@@ -244,3 +244,24 @@ def test_build_makes_what_list_and_inspect_then_show(file: Path) -> None:
     assert card["registers"] > 0
     again = run("build", file, "--kernel", SM_80)
     assert again.stdout.startswith("0 compiled, 1 already there, 0 failed")
+
+
+@pytest.mark.parametrize("place", ["taken", "/proc/x"])
+def test_render_says_where_it_cannot_write(file: Path, place: str) -> None:
+    (file.parent / "taken").write_text("mine")
+    folder = file.parent / place
+    result = run("render", file, "-o", folder)
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert f"-o {folder}" in " ".join(result.output.replace("│", "").split())
+
+
+def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    told = [run("bench", file), run("bench", "--self-test")]
+    assert [result.exit_code for result in told] == [1, 1]
+    assert {result.output for result in told} == {
+        "error: a benchmark needs a GPU and a CUDA build of torch; found none\n"
+    }

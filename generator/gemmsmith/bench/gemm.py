@@ -16,13 +16,20 @@ import gemmsmith
 from gemmsmith import nvml
 from gemmsmith.bench import peers
 from gemmsmith.bench.graphs import Arm
-from gemmsmith.bench.measure import SelfTest, compare, copy_bandwidth, matmul_peak, self_test
+from gemmsmith.bench.measure import (
+    SelfTest,
+    compare,
+    copy_bandwidth,
+    matmul_peak,
+    require_gpu,
+    self_test,
+)
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
 from gemmsmith.bench.report import OURS, TORCH, BenchReport, BenchRow, Environment
 from gemmsmith.bench.report_text import row_line
 from gemmsmith.bench.rounds import Policy
 from gemmsmith.dtypes import BF16, FP16, DType, parse_dtype
-from gemmsmith.errors import GemmsmithError, MeasureError, NoDeviceError, NoKernelError
+from gemmsmith.errors import GemmsmithError, MeasureError, NoKernelError
 from gemmsmith.kernelset import default_kernels
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.progress import Progress
@@ -119,8 +126,7 @@ def bench_gemm(
         NoDeviceError: where there is no GPU.
         MeasureError: where an arm cannot be captured in a CUDA graph.
     """
-    if not torch.cuda.is_available():
-        raise NoDeviceError("a benchmark needs a GPU and a CUDA build of torch; found none")
+    require_gpu()
     for case in cases:
         yield _measure(case, kernels, alone, seconds_per_shape)
         torch.cuda.empty_cache()
@@ -286,8 +292,7 @@ def _tokens(m: Sequence[int] | None) -> Sequence[int] | None:
 
 
 def _environment() -> Environment:
-    if not torch.cuda.is_available():
-        raise NoDeviceError("a benchmark needs a GPU and a CUDA build of torch; found none")
+    require_gpu()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     found = nvml.devices()
     return Environment(

@@ -11,6 +11,7 @@ import torch
 
 from gemmsmith.bench.graphs import Arm, GraphTimer
 from gemmsmith.bench.rounds import Comparison, Policy, Ratio, run_rounds
+from gemmsmith.errors import NoDeviceError
 
 T = TypeVar("T")
 
@@ -114,12 +115,23 @@ class SelfTest:
         )
 
 
+def require_gpu() -> None:
+    """Return where torch can use a GPU.
+
+    Raises:
+        NoDeviceError: where it cannot.
+    """
+    if not torch.cuda.is_available():
+        raise NoDeviceError("a benchmark needs a GPU and a CUDA build of torch; found none")
+
+
 def self_test(*, seconds: float = 3.0) -> SelfTest:
     """Return what the harness measures where the answer is known: equal arms, and one 5 % slower.
 
     Raises:
         NoDeviceError: where there is no GPU.
     """
+    require_gpu()
     sets = rotating(_gemm, 2 * 4096 * 4096)
     twenty: Arm = [_times(gemm, 20) for gemm in sets]
     arms: Mapping[str, Arm] = {

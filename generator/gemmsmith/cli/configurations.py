@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from gemmsmith.cli.options import (
 if TYPE_CHECKING:
     from gemmsmith.config import Entry
     from gemmsmith.explain import ProblemReport, SpecReport
+    from gemmsmith.render import RenderedSource
     from gemmsmith.spec import KernelSpec
 
 _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
@@ -225,11 +227,7 @@ def render_kernels(
     names = [what] if what and path is None else kernel
     sources = [render([spec]) for spec in specs_of(path, arch, names)]
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        for source in sources:
-            file = output / source.filename
-            if not file.exists() or file.read_text(encoding="utf-8") != source.text:
-                file.write_text(source.text, encoding="utf-8")
+        _write(sources, output)
     if as_json:
         print_json(
             {
@@ -253,6 +251,22 @@ def render_kernels(
         raise typer.BadParameter(
             f"these are {len(sources)} kernels; name one, or say where to write them with -o DIR"
         )
+
+
+def _write(sources: Sequence[RenderedSource], folder: Path) -> None:
+    """Write each source that ``folder`` does not hold as it is, so that others keep their time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            file = folder / source.filename
+            text = source.text.encode()
+            if not file.exists() or file.read_bytes() != text:
+                file.write_bytes(text)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"-o {folder}: {error.filename or folder} cannot be written"
+            f" ({error.strerror or error}); name a folder"
+        ) from None
 
 
 VERBS = {"list": list_kernels, "explain": explain, "render": render_kernels}
