@@ -191,15 +191,14 @@ def test_l03_a_device_of_another_architecture_is_refused(file: Path, device: Dev
 
 def test_cpu_tensors_get_the_values_and_the_type_of_the_kernel(file: Path) -> None:
     kernels = load(file, arch="sm_80")
-    a, w = integers(5, 24, dtype=torch.float16), integers(16, 24, dtype=torch.float16)
-    bias, residual = integers(16, dtype=torch.float32), integers(5, 16, dtype=torch.float32)
-    right = 2 * (a.double() @ w.double().t()) + bias.double() - residual.double()
+    a, w = integers(4, 24, dtype=torch.float16), integers(16, 24, dtype=torch.float16)
+    right = 2 * (a.double() @ w.double().t())
     for call in (kernels[kernels.names[0]], kernels.gemm):
-        result = call(a, w.t(), bias, residual, 2.0, -1.0)
+        result = call(a, w.t(), alpha=2.0)
         assert result.dtype == torch.float32
         assert torch.equal(result.double(), right)
-        assert result.stride() == (1, 5)  # the kernel writes column-major
-        assert call(integers(2, 5, 24, dtype=torch.float16), w.t()).stride() == (5, 1, 10)
+        assert result.stride() == (1, 4)  # the kernel writes column-major
+        assert call(integers(2, 4, 24, dtype=torch.float16), w.t()).stride() == (4, 1, 8)
     record = gemmsmith.last_kernel()
     assert record is not None
     assert record.name == "cpu"
@@ -241,6 +240,18 @@ def _fields(spec: KernelSpec) -> dict[str, Any]:
     return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
 
 
+def test_what_a_gpu_would_refuse_is_refused_on_the_cpu(file: Path) -> None:
+    kernels = load(file, arch="sm_80")
+    named = kernels[kernels.names[0]]
+    a, w = integers(4, 24, dtype=torch.float16), integers(16, 24, dtype=torch.float16)
+    bias = integers(16, dtype=torch.float32)
+    with pytest.raises(NoKernelError, match=rf"{named.name}: the kernel has no bias"):
+        named(a, w.t(), bias)
+    with pytest.raises(NoKernelError, match=r"d: M=5 is not a multiple of 4"):
+        kernels.gemm(integers(5, 24, dtype=torch.float16), w.t())
+    assert torch.equal(named(a, w.t()).double(), a.double() @ w.double().t())
+
+
 def test_named_kernels_compile_into_one_graph(file: Path) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -248,9 +259,9 @@ def test_named_kernels_compile_into_one_graph(file: Path) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
     fast = torch.compile(lambda x, w: kernel(x, w.t()), backend=counter, fullgraph=True)
-    a, w = integers(5, 24, dtype=torch.float16), integers(16, 24, dtype=torch.float16)
+    a, w = integers(4, 24, dtype=torch.float16), integers(16, 24, dtype=torch.float16)
     result = fast(a, w)
-    assert (result.dtype, result.stride()) == (torch.float32, (1, 5))
+    assert (result.dtype, result.stride()) == (torch.float32, (1, 4))
     assert torch.equal(result.double(), a.double() @ w.double().t())
     assert counter.frame_count == 1
     torch._dynamo.reset()

@@ -359,3 +359,19 @@ def test_an_output_that_is_an_operand_is_refused(operand: str) -> None:
     square = {"a": torch.ones(8, 8, dtype=BF16), "b": torch.ones(8, 8, dtype=BF16)}
     with pytest.raises(ArgumentError, match="out is a or b"):
         gemmsmith.gemm(square["a"], square["b"], out=square[operand])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"a": torch.ones(8, 8).to_sparse()}, "a is torch.sparse_coo; only dense tensors"),
+        ({"alpha": "2"}, "alpha is a str, not a number"),
+        ({"alpha": None}, "alpha is a NoneType, not a number"),
+        ({"alpha": 1 + 2j}, "alpha is a complex, not a number"),
+        ({"beta": "1"}, "beta is a str, not a number"),
+    ],
+)
+def test_x23_what_is_no_dense_tensor_or_number_is_named(change: dict[str, Any], words: str) -> None:
+    call: dict[str, Any] = {"a": torch.ones(8, 8), "b": torch.ones(8, 8), **change}
+    with pytest.raises(ArgumentTypeError, match=words):
+        gemmsmith.gemm(**call)

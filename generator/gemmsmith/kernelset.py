@@ -90,6 +90,15 @@ def output_letter(handle: str, a: DType) -> str:
     return "c" if letters == {"c"} else "r"
 
 
+def refuse_misfit(handle: str, problem: GemmProblem) -> None:
+    """Raise NoKernelError where nothing that ``handle`` stands for takes ``problem``."""
+    specs = selection(handle).specs
+    reasons = [misfit(spec, problem) for spec in specs]
+    if all(reasons):
+        names = specs[0].name if len(specs) == 1 else "no kernel of the set fits"
+        raise NoKernelError(f"{names}: {'; '.join(sorted(set(reasons)))}")
+
+
 def load(path: str | Path, arch: str = "auto") -> KernelSet:
     """Return the kernels that a YAML file, or a folder of them, describes for one architecture.
 
@@ -166,7 +175,7 @@ class KernelSet:
             NoKernelError: naming the nearest, where the set has no such kernel.
         """
         if name not in self._by_name:
-            raise NoKernelError(_no_such_kernel(name, self))
+            raise NoKernelError(_no_such_kernel(str(name), self))
         if name not in self._exact:
             self._exact[name] = ExactKernel(self, self._by_name[name])
         return self._exact[name]

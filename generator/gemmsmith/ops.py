@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import LaunchRecord, last_kernel, run_on_cpu, run_on_cuda
-from gemmsmith.kernelset import output_letter, selection
+from gemmsmith.kernelset import output_letter, refuse_misfit, selection
 from gemmsmith.operands import TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 
@@ -61,21 +61,25 @@ def gemm(
         NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUTLASS or CUDA refuses.
     """
-    named = {"a": a, "b": b, "bias": bias, "residual": residual, "out": out}
-    for name, tensor in named.items():
+    for name, tensor in (("a", a), ("b", b), ("bias", bias), ("residual", residual), ("out", out)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("a", "b")):
             raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        if tensor is not None and tensor.layout != torch.strided:
+            raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
+    for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta)):
+        if not isinstance(factor, (int, float)):
+            raise ArgumentTypeError(f"{name} is a {type(factor).__name__}, not a number")
     if residual is None and beta:
         raise ArgumentError(
             f"beta is {beta} without a residual; to add to what out holds, pass residual=out"
         )
-    factor = float(residual is not None) if beta is None else float(beta)
+    scale = float(residual is not None) if beta is None else float(beta)
     if out is None:
         result: Tensor = torch.ops.gemmsmith.gemm.default(
-            a, b, bias, residual, alpha, factor, kernels
+            a, b, bias, residual, alpha, scale, kernels
         )
         return result
-    torch.ops.gemmsmith.gemm_out.default(a, b, bias, residual, alpha, factor, kernels, out=out)
+    torch.ops.gemmsmith.gemm_out.default(a, b, bias, residual, alpha, scale, kernels, out=out)
     return out
 
 
@@ -222,8 +226,11 @@ def _run(
 ) -> None:
     if a.is_cuda:
         run_on_cuda(a, b, bias, residual, alpha, beta, kernels, out)
-    else:
-        run_on_cpu(a, b, bias, residual, alpha, beta, out)
+        return
+    if kernels and out.numel() and a.shape[-1]:  # what a GPU would refuse is refused here too
+        used = residual if beta else None
+        refuse_misfit(kernels, problem_of(a, b, bias, used, out, kernels=kernels))
+    run_on_cpu(a, b, bias, residual, alpha, beta, out)
 
 
 def _forward_only(name: str) -> Callable[..., Any]:
