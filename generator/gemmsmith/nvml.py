@@ -263,4 +263,6 @@ def detect_architecture() -> Architecture:
     reason = _open()[1] or (
         f"CUDA_VISIBLE_DEVICES={shown!r} shows none" if shown is not None else "the driver has none"
     )
-    raise NoDeviceError(f"no GPU to detect; set arch ({reason})")
+    raise NoDeviceError(
+        f"no GPU to detect; set arch, as in load(path, arch='sm_90a') or --arch sm_90a ({reason})"
+    )
