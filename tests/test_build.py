@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import gemmsmith.build
 from fakes import FakeNvcc, ampere, hopper
 from gemmsmith.build import build
 from gemmsmith.card import can_inspect
+from gemmsmith.compile import terminable
 from gemmsmith.config import load_specs
 from gemmsmith.errors import CacheError, CompileError, ToolchainError
 from gemmsmith.launcher.with_ctypes import read_table
@@ -184,7 +186,10 @@ def test_build_after_kill_in_mid_compile(
         os.kill(compiler, signal.SIGKILL)
 
 
-def test_interrupt_ends_compilers_and_waiting_at_once(cache_dir: Path, nvcc: FakeNvcc) -> None:
+@pytest.mark.parametrize("word", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_compilers_and_waiting_at_once(
+    cache_dir: Path, nvcc: FakeNvcc, word: signal.Signals
+) -> None:
     nvcc.fault("hang", ampere(64))
     builder = _child(nvcc.path, cache_dir, 64)
     compiler = _running(nvcc)
@@ -194,12 +199,34 @@ def test_interrupt_ends_compilers_and_waiting_at_once(cache_dir: Path, nvcc: Fak
     _until(lambda: len(list(scratch.glob("*.lock"))) == 2)
     time.sleep(0.5)  # from its scratch folder to waiting for the lock
     for child in (waiter, builder):
-        child.send_signal(signal.SIGINT)  # to it alone, as a notebook does
+        child.send_signal(word)  # to it alone, as a notebook or docker stop does
         _, err = child.communicate(timeout=60)
-        assert "KeyboardInterrupt" in err
+        if word == signal.SIGINT:
+            assert "KeyboardInterrupt" in err
+        else:
+            assert child.returncode == 128 + signal.SIGTERM
+            assert "Traceback" not in err
     _until(lambda: not Path(f"/proc/{compiler}").exists())
     assert list(locks.iterdir()) == []
     assert _leftovers(cache_dir) == []
+
+
+def test_handlers_of_sigterm_are_left_as_they_were(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    def own(number: int, frame: object) -> None:
+        raise AssertionError("not called")
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for handler, during in ((signal.SIG_DFL, False), (own, True), (signal.SIG_IGN, True)):
+            signal.signal(signal.SIGTERM, handler)
+            with terminable():
+                assert (signal.getsignal(signal.SIGTERM) == handler) == during
+            assert signal.getsignal(signal.SIGTERM) == handler
+        with ThreadPoolExecutor(1) as pool:  # where no handler can be set
+            report = pool.submit(build, [ampere(64)], toolchain=nvcc.toolchain).result()
+        report.raise_if_failed()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gemmsmith.cache import Cache, CachedKernel
 from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
-from gemmsmith.compile import CompiledLibrary, Stop, compile_library, keep
+from gemmsmith.compile import CompiledLibrary, Stop, compile_library, keep, terminable
 from gemmsmith.errors import CompileError, GemmsmithError, LoadError, ToolchainError
 from gemmsmith.identity import Identity, identity
 from gemmsmith.jobs import parallel_jobs
@@ -82,7 +82,8 @@ def build(
     """Return where the compiled kernels are, compiling those that are missing.
 
     ``jobs`` is the number of compilers at once (default: :func:`gemmsmith.jobs.parallel_jobs`).
-    A kernel that fails is in the report; the others are built all the same.
+    A kernel that fails is in the report; the others are built all the same. While compilers run,
+    SIGTERM to the main thread ends them as an interrupt does, and raises SystemExit.
 
     Raises:
         ToolchainError: where a kernel is missing and there is nothing to compile it with.
@@ -118,7 +119,8 @@ def build(
         todo = [spec for spec in missing if spec not in failed]
         workers = jobs or parallel_jobs({spec.arch for spec in todo})
         builder = _Builder(cache, toolchain, identities, workers, progress or Silent())
-        builder.run(todo, cached=len(built))
+        with terminable():
+            builder.run(todo, cached=len(built))
         built.update(builder.built)
         failed.update(builder.failed)
     return BuildReport(

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from gemmsmith.arch import Architecture
 from gemmsmith.errors import CompileError
@@ -70,6 +72,28 @@ class Stop:
         """Forget a compiler that has ended but still holds its number."""
         with self._lock:
             self._running.discard(process)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit in here, so that compilers, locks and scratch folders go first.
+
+    Does nothing outside the main thread, and where the program handles or ignores SIGTERM itself.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not cut the clean-up short
+    raise SystemExit(128 + number)
 
 
 def command(
