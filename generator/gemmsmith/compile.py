@@ -176,7 +176,8 @@ def _run(
         raise CompileError(f"cannot start {arguments[0]}: {error.strerror}") from error
     stop.started(process.pid)
     try:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with _ends_with_us(process.pid):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -185,6 +186,32 @@ def _run(
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_maxrss * 1024
+
+
+@contextmanager
+def _ends_with_us(group: int) -> Iterator[None]:
+    """Have a process group killed should this process die in here, however it dies.
+
+    A shell waits for the end of a pipe that only this process holds open. PR_SET_PDEATHSIG would
+    reach nvcc alone, and not the compilers that it starts.
+    """
+    other, ours = os.pipe()
+    try:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r _; kill -s KILL -- "-$1"', "sh", str(group)],
+            stdin=other,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:  # before the group's number is free for others
+            guard.kill()
+            guard.wait()
+    finally:
+        os.close(ours)
+        os.close(other)
 
 
 def _failure(code: int, log: str, library: Path, jobs: int) -> str | None:
