@@ -18,6 +18,10 @@ parser.add_argument(
     "--compare", action="store_true", help="also run the original model; show where they part"
 )
 arguments = parser.parse_args()
+if not arguments.prompt.strip():
+    parser.error("the prompt is empty; give the beginning of a text")
+if arguments.tokens < 1:
+    parser.error(f"--tokens {arguments.tokens}: give a number from 1 up")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model, tokenizer = load_smollm2(torch.bfloat16, device)
@@ -29,7 +33,8 @@ print(gemmsmith.convert(model))
 with count_kernels(model) as counts:
     made = greedy(model, tokenizer, arguments.prompt, arguments.tokens, stop=original is None)
 print(f"\n{arguments.prompt}{made.text}\n")
-print(f"{len(made.ids)} tokens, {made.tokens_per_second:.1f} a second; what ran the linear layers:")
+noun = "token" if len(made.ids) == 1 else "tokens"
+print(f"{len(made.ids)} {noun}, {made.tokens_per_second:.1f} a second; what ran the linear layers:")
 for name, count in counts.most_common():
     print(f"{count:>8} × {name}")
 if device == "cpu":

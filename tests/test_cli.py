@@ -265,3 +265,11 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
     assert {result.output for result in told} == {
         "error: a benchmark needs a GPU and a CUDA build of torch; found none\n"
     }
+
+
+def test_the_demo_refuses_an_empty_prompt(file: Path) -> None:
+    result = run("demo", "--prompt", "")
+    assert (result.exit_code, result.output) == (
+        1,
+        "error: prompt is empty; give the beginning of a text\n",
+    )

@@ -9,7 +9,7 @@ import torch
 from gemmsmith import conversion, nn
 from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A, Architecture
 from gemmsmith.conversion import convert
-from gemmsmith.errors import NoDeviceError
+from gemmsmith.errors import ArgumentTypeError, NoDeviceError
 from gemmsmith.kernelset import KernelSet, default_kernels, load
 
 
@@ -245,6 +245,7 @@ def test_the_model_may_be_one_layer() -> None:
     assert type(model) is nn.Linear
     assert report.swapped[0].name == ""
     assert "(the model)" in str(report)
+    assert str(report).startswith("1 linear layer swapped, 0 left")
 
 
 def test_a_model_without_layers() -> None:
@@ -291,3 +292,9 @@ def test_a_model_compiled_before_its_conversion_notices() -> None:
         convert(model)
         compiled(ids)
     assert ["gemmsmith" in graph for graph in graphs] == [False, True]
+
+
+@pytest.mark.parametrize("value", [None, 5, torch.nn.Linear])
+def test_what_is_no_module_is_refused(value: object) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"^model is a \w+, not a torch\.nn\.Module$"):
+        convert(value)  # type: ignore[arg-type]

@@ -58,3 +58,18 @@ def test_generate() -> None:
     assert "100.0% of the linear FLOPs" in out
     assert out.count("The capital of France is Paris") == 2
     assert f"{4 * 211:>8} × " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [([""], "the prompt is empty"), (["Once", "--tokens", "0"], "--tokens 0: give a number")],
+)
+def test_generate_refuses_what_makes_no_text(arguments: list[str], told: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "generate.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(gemmsmith.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert told in done.stderr

@@ -5,6 +5,7 @@ import io
 import pickle
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -166,3 +167,9 @@ def test_a_handle_of_another_process_is_refused() -> None:
     linear.kernels = "set-0123@4567"
     with torch.no_grad(), pytest.raises(NoKernelError, match="no kernel set of this process"):
         linear(integers(3, 24))
+
+
+@pytest.mark.parametrize("value", [None, 5, [1.0], numpy.ones((2, 16))])
+def test_an_input_that_is_no_tensor_is_named(value: object) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"^input is a \w+, not a torch\.Tensor$"):
+        nn.Linear(16, 8)(value)

@@ -100,15 +100,30 @@ except SystemExit as end:
         assert "ended with 0" in printed
 
 
-def test_the_op_says_that_torch_is_missing(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("name", ["gemm", "last_kernel", "convert", "nn"])
+def test_what_needs_torch_says_that_it_is_missing(name: str, tmp_path: Path) -> None:
+    code = f"""
 import gemmsmith
-try:
-    gemmsmith.gemm
-except ModuleNotFoundError as error:
-    print(error.name)
+for use in ("gemmsmith.{name}", "from gemmsmith import {name}"):
+    try:
+        exec(use)
+    except ImportError as error:
+        print(isinstance(error, gemmsmith.errors.GemmsmithError), error.name, error)
 """
-    assert fresh(code, tmp_path, without=("torch",)) == "torch\n"
+    told = f"True torch gemmsmith.{name} needs torch: pip install torch\n"
+    assert fresh(code, tmp_path, without=("torch",)) == 2 * told
+
+
+def test_the_demo_asks_for_torch_before_it_builds(tmp_path: Path) -> None:
+    code = f"""{WATCH}
+from gemmsmith import demo, errors
+try:
+    demo.main()
+except errors.MissingPackageError as error:
+    print(error, done)
+"""
+    told = "gemmsmith demo needs torch: pip install torch []\n"
+    assert fresh(code, tmp_path, without=("torch",)) == told
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

@@ -25,15 +25,24 @@ _HOMES = {
     "KernelSet": "kernelset",
     "Tuning": "choose",
     "convert": "conversion",
+    "errors": "errors",
     "gemm": "ops",
     "last_kernel": "ops",
     "load": "kernelset",
+    "nn": "nn",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "nn"):
-        return importlib.import_module(f"gemmsmith.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"gemmsmith.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"gemmsmith.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from gemmsmith.errors import MissingPackageError
+
+        message = f"gemmsmith.{name} needs torch: pip install torch"
+        raise MissingPackageError(message, name="torch") from None
+    return module if _HOMES[name] == name else getattr(module, name)

@@ -12,7 +12,7 @@ import torch
 from gemmsmith import nn
 from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.dtypes import DType
-from gemmsmith.errors import NoDeviceError, UnknownArchitectureError
+from gemmsmith.errors import ArgumentTypeError, NoDeviceError, UnknownArchitectureError
 from gemmsmith.kernelset import default_kernels, output_letter
 from gemmsmith.legality import misfit
 from gemmsmith.nvml import devices
@@ -77,7 +77,8 @@ class Conversion:
 
     def __str__(self) -> str:
         share = f"{self.converted_flops_share:.1%} of the linear FLOPs run on gemmsmith"
-        lines = [f"{len(self.swapped)} linear layers swapped, {len(self.left)} left: {share}"]
+        noun = "linear layer" if len(self.swapped) == 1 else "linear layers"
+        lines = [f"{len(self.swapped)} {noun} swapped, {len(self.left)} left: {share}"]
         if self.already:
             lines.append(f"  {len(self.already)} ran on gemmsmith before")
         shapes: dict[tuple[int, int], list[Layer]] = {}
@@ -109,7 +110,12 @@ def convert(model: torch.nn.Module, kernels: KernelSet | None = None) -> Convers
     Args:
         model: any module, for example one of transformers.
         kernels: the kernels that the layers may run; None for the default ones of the GPU.
+
+    Raises:
+        ArgumentTypeError: where ``model`` is not a module.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     ties = _parameter_names(model)
     misfit_of = cache(partial(_misfit, kernels))  # a model repeats a few kinds of layers
     swapped: list[Layer] = []

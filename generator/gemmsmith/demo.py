@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
 import yaml
@@ -10,7 +11,13 @@ from gemmsmith.arch import ARCHITECTURES, Architecture, architecture_of
 from gemmsmith.build import build
 from gemmsmith.card import Card
 from gemmsmith.config import load_specs
-from gemmsmith.errors import ConfigError, Problem, UnknownArchitectureError
+from gemmsmith.errors import (
+    ArgumentError,
+    ConfigError,
+    MissingPackageError,
+    Problem,
+    UnknownArchitectureError,
+)
 from gemmsmith.nvml import devices
 from gemmsmith.progress import ConsoleProgress, duration
 from gemmsmith.resources import configs_dir
@@ -33,13 +40,19 @@ def main(
     """Build the demo's kernels, print their cards, generate a text with SmolLM2 on them.
 
     Raises:
+        ArgumentError: where ``prompt`` is empty.
+        MissingPackageError: where torch is not installed.
         CompileError, ToolchainError, CacheError: from the build.
         ModelFileError: where SmolLM2 or what reads it is not installed.
     """
+    if importlib.util.find_spec("torch") is None:  # told before a build of minutes
+        raise MissingPackageError("gemmsmith demo needs torch: pip install torch", name="torch")
+    if not prompt.strip():
+        raise ArgumentError("prompt is empty; give the beginning of a text")
     gpu, archs = _gpu()
     specs = demo_specs(archs)
     names = " and ".join(arch.name for arch in archs)
-    print(f"{len(specs)} kernels of configs/kernels for {names} ({gpu})", flush=True)
+    print(f"{_counted(len(specs), 'kernel')} of configs/kernels for {names} ({gpu})", flush=True)
     report = build(specs, toolchain=toolchain, jobs=jobs, progress=ConsoleProgress())
     report.raise_if_failed()
     for kernel in report.built:
@@ -85,6 +98,10 @@ def _gpu() -> tuple[str, tuple[Architecture, ...]]:
         return f"{found[0].name}: {error}", ARCHITECTURES
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _card(card: Card, cached: bool) -> str:
     spilled = card.spill_store_bytes + card.spill_load_bytes
     instructions = [f"{count} {name}" for name, count in card.tensor_instructions.items()]
@@ -120,7 +137,10 @@ def _run_model(specs: Sequence[KernelSpec], prompt: str, tokens: int) -> None:
     greedy(model, tokenizer, prompt, 2)
     with count_kernels(model) as counts:
         made = greedy(model, tokenizer, prompt, tokens)
-    print(f"\n{prompt}{made.text}\n\n{tokens} tokens, {made.tokens_per_second:.1f} a second")
+    print(
+        f"\n{prompt}{made.text}\n\n"
+        f"{_counted(tokens, 'token')}, {made.tokens_per_second:.1f} a second"
+    )
     if not on_gpu:
         print("No GPU was used: the ops' CPU path computed this text, not the kernels above.")
         return

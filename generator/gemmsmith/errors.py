@@ -109,5 +109,9 @@ class MeasureError(GemmsmithError, RuntimeError):
     """A time cannot be taken in a way that would be true."""
 
 
+class MissingPackageError(GemmsmithError, ModuleNotFoundError):
+    """A package is not installed that what was asked for needs."""
+
+
 class SettingError(GemmsmithError, ValueError):
     """An environment variable of gemmsmith holds a value that is not legal."""

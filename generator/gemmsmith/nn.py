@@ -26,6 +26,7 @@ class Linear(torch.nn.Linear):
     process only, because the handle that it holds is.
 
     Raises:
+        ArgumentTypeError: where the input is not a tensor.
         ArgumentError: from the op: a gradient is asked for ("forward only": call under
             ``torch.no_grad()`` or freeze the parameters), or dtypes or sizes do not fit.
     """
@@ -64,6 +65,8 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
+        if not isinstance(input, torch.Tensor):
+            raise ArgumentTypeError(f"input is a {type(input).__name__}, not a torch.Tensor")
         gemm = torch.ops.gemmsmith.gemm.default
         if input.dim() == 1:
             return self.forward(input.unsqueeze(0)).squeeze(0)

@@ -152,7 +152,9 @@ def demo(
     """Build the demo's kernels, show their cards and run SmolLM2-135M on them."""
     from gemmsmith import demo as demonstration
 
-    demonstration.main(prompt=prompt or demonstration.PROMPT, tokens=tokens, jobs=jobs)
+    demonstration.main(
+        prompt=demonstration.PROMPT if prompt is None else prompt, tokens=tokens, jobs=jobs
+    )
 
 
 VERBS: dict[str, Callable[..., Any]] = {
