@@ -19,12 +19,13 @@ import pytest
 
 import fakes
 import gemmsmith.build
+from fake_tools import fake_nvcc
 from fakes import FakeNvcc, ampere, hopper
-from gemmsmith.build import build
+from gemmsmith.build import build, find_built
 from gemmsmith.card import can_inspect
 from gemmsmith.compile import terminable
 from gemmsmith.config import load_specs
-from gemmsmith.errors import CacheError, CompileError, ToolchainError
+from gemmsmith.errors import ArgumentError, CacheError, CompileError, ToolchainError
 from gemmsmith.launcher.with_ctypes import read_table
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
@@ -124,6 +125,54 @@ def test_warm_cache_needs_no_toolchain(
     assert report.built[0].card == newer.card
     with pytest.raises(ToolchainError, match="looked nowhere"):
         build([ampere(), ampere(64)])
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("GEMMSMITH_NVCC", "GEMMSMITH_NVCC names {}, which cannot be used: nvcc is given as"),
+        ("CXX", "GEMMSMITH_CXX or CXX names {}, which cannot be used: GEMMSMITH_CXX or CXX asks"),
+    ],
+)
+def test_refused_compiler_is_told_once_where_the_cache_serves(
+    cache_dir: Path,
+    nvcc: FakeNvcc,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    words: str,
+) -> None:
+    build([ampere()], toolchain=nvcc.toolchain).raise_if_failed()
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "GEMMSMITH_CXX", "GEMMSMITH_NVCC"):
+        monkeypatch.delenv(name, raising=False)
+    tools = tmp_path / "tools"
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setattr("gemmsmith.nvcc.wheel_roots", lambda: ())
+    caplog.clear()
+    assert list(find_built([ampere()])) == [ampere()]
+    assert caplog.messages == []  # no compiler, and none asked for
+    fake_nvcc(tools / "nvcc", "13.0.88")
+    nowhere = tmp_path / "nope"
+    monkeypatch.setenv(variable, str(nowhere))
+    assert find_built([ampere(64)]) == {}
+    assert caplog.messages == []  # nothing is served
+    for _ in range(2):
+        assert build([ampere()]).built[0].cached
+        assert list(find_built([ampere()])) == [ampere()]
+    (message,) = caplog.messages
+    assert message.startswith(words.format(nowhere))
+    assert message.endswith("; serving kernels compiled before")
+
+
+@pytest.mark.parametrize("jobs", [0, -1, "x", 1.5, True])
+def test_illegal_jobs_are_refused_with_a_warm_cache_too(
+    cache_dir: Path, nvcc: FakeNvcc, jobs: int
+) -> None:
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=rf"jobs is {jobs!r}: give a whole number"):
+            build([ampere()], toolchain=nvcc.toolchain, jobs=jobs)
+        build([ampere()], toolchain=nvcc.toolchain).raise_if_failed()
 
 
 def _release(barrier: Barrier, nvcc: FakeNvcc, results: multiprocessing.Queue[list[str]]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gemmsmith.cache import Cache, CachedKernel
 from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
 from gemmsmith.compile import CompiledLibrary, Stop, compile_library, keep, terminable
-from gemmsmith.errors import CompileError, GemmsmithError, LoadError, ToolchainError
+from gemmsmith.errors import ArgumentError, CompileError, GemmsmithError, LoadError, ToolchainError
 from gemmsmith.identity import Identity, identity
 from gemmsmith.jobs import parallel_jobs
 from gemmsmith.launcher.with_ctypes import read_table
@@ -22,7 +22,7 @@ from gemmsmith.progress import Progress, Silent
 from gemmsmith.render import render
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
-from gemmsmith.toolchain import Toolchain, find_toolchain
+from gemmsmith.toolchain import Toolchain, find_toolchain, warn_of_refused_choice
 
 _log = logging.getLogger(__name__)
 
@@ -86,9 +86,11 @@ def build(
     SIGTERM to the main thread ends them as an interrupt does, and raises SystemExit.
 
     Raises:
+        ArgumentError: where ``jobs`` is no whole number from 1 up.
         ToolchainError: where a kernel is missing and there is nothing to compile it with.
         CacheError: where a kernel is missing and the cache cannot be written.
     """
+    _check_jobs(jobs)
     started = time.monotonic()
     wanted = tuple(dict.fromkeys(specs))
     no_toolchain: ToolchainError | None = None
@@ -105,6 +107,8 @@ def build(
         for spec, kernel in found.items()
         if kernel is not None
     }
+    if built and no_toolchain is not None:
+        warn_of_refused_choice(no_toolchain)
     failed: dict[KernelSpec, GemmsmithError] = {}
     missing = [spec for spec in wanted if spec not in built]
     if missing and settings().never_compile:
@@ -134,13 +138,18 @@ def build(
 
 def find_cached(specs: Sequence[KernelSpec]) -> dict[KernelSpec, CachedKernel]:
     """Return those kernels, with their cards, that the cache holds; compiles nothing."""
+    toolchain: Toolchain | None = None
+    refusal: ToolchainError | None = None
     try:
         toolchain = find_toolchain()
-    except ToolchainError:  # the newest kernel that agrees in all else will do
-        toolchain = None
+    except ToolchainError as error:  # the newest kernel that agrees in all else will do
+        refusal = error
     cache = Cache(settings().cache_dir)
-    found = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
-    return {spec: kernel for spec, kernel in found.items() if kernel is not None}
+    kernels = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
+    found = {spec: kernel for spec, kernel in kernels.items() if kernel is not None}
+    if found and refusal is not None:
+        warn_of_refused_choice(refusal)
+    return found
 
 
 def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
@@ -314,6 +323,15 @@ class _Builder:
             for group, began in self._open.items()
         ]
         return makespan(rest, self._jobs)
+
+
+def _check_jobs(jobs: int | None) -> None:
+    if jobs is None:
+        return
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise ArgumentError(
+            f"jobs is {jobs!r}: give a whole number from 1 up, or None to go by cores and memory"
+        )
 
 
 def _never(spec: KernelSpec, why: str) -> CompileError:

@@ -5,8 +5,10 @@ Nothing here needs a GPU, a driver or torch.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from gemmsmith.arch import Architecture
@@ -16,6 +18,8 @@ from gemmsmith.host_compiler import find_host_compiler
 from gemmsmith.nvcc import package_folders, wheel_roots
 from gemmsmith.programs import find_program
 from gemmsmith.settings import settings
+
+_log = logging.getLogger(__name__)
 
 _HIDDEN_INPUTS = (  # nvcc or g++ would take flags and headers from these
     "NVCC_PREPEND_FLAGS",
@@ -114,6 +118,30 @@ def find_toolchain(nvcc: Path | None = None) -> Toolchain:
         cuobjdump=find_binary_tool("cuobjdump", cuda.root),
         nvdisasm=find_binary_tool("nvdisasm", cuda.root),
     )
+
+
+def warn_of_refused_choice(error: ToolchainError) -> None:
+    """Log, once, that compiled kernels serve though ``error`` refuses a compiler asked for.
+
+    Where the environment names none there was no choice to refuse, and nothing is logged.
+    """
+    wanted = settings()
+    names, path = "GEMMSMITH_NVCC", wanted.nvcc
+    try:
+        find_cuda()
+    except ToolchainError:
+        pass
+    else:
+        names, path = "GEMMSMITH_CXX or CXX", wanted.host_compiler
+    if path is not None:
+        _warn_once(
+            f"{names} names {path}, which cannot be used: {error}; serving kernels compiled before"
+        )
+
+
+@lru_cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def find_binary_tool(name: str, root: Path | None) -> Path | None:
