@@ -634,3 +634,43 @@ def test_the_schema_knows_the_keys_and_words() -> None:
         "cooperative",
     ]
     assert '"null"' not in json.dumps(made)
+
+
+def test_a_name_without_a_value_is_told_once(tmp_path: Path) -> None:
+    line, message = problem(tmp_path, HOPPER.replace("name: prefill", "name: ~"))
+    assert (line, message) == (2, "name: no value; give one or remove the key")
+
+
+def test_auto_is_chosen_outside_the_file(tmp_path: Path) -> None:
+    line, message = problem(tmp_path, HOPPER.replace("sm_90a", "auto"))
+    assert line == 3
+    assert message.startswith("arch: auto is not for a file: name every architecture")
+    assert "--arch auto or load(..., arch='auto')" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("bias: no", "{bias: false}"),
+        ("residual: true", "{residual: true}"),
+        ("bias: 1", "{bias: true}"),
+    ],
+)
+def test_keys_of_the_epilogue_are_told_their_place(tmp_path: Path, key: str, told: str) -> None:
+    line, message = problem(tmp_path, f"{HOPPER}    {key}\n")
+    assert line == 7
+    assert message == f"unknown key {key.split(':')[0]!r}; write epilogue: {told}"
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ("9" * 23, "is out of range: it has 23 digits"),
+        ("'0128'", "found the text '0128'; write 128"),
+    ],
+)
+def test_a_number_that_is_text(tmp_path: Path, number: str, told: str) -> None:
+    line, message = problem(tmp_path, HOPPER.replace("128", number))
+    assert line == 6
+    assert message.startswith("tile[1]: ")
+    assert message.endswith(told)

@@ -298,3 +298,22 @@ def test_in_a_fresh_process_without_home_it_imports_no_torch(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "cache" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+def test_a_cache_where_modes_allow_what_the_system_refuses(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: True)  # as root is told
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", "/proc/cache")
+    assert found("cache").status == "error"
+    assert "/proc/cache cannot be written: /proc: " in found("cache").found
+
+
+def test_the_cache_folder_is_left_as_it_was(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "kernels"))
+    assert "writable" in found("cache").found
+    assert list((tmp_path / "kernels").iterdir()) == []

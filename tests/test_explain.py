@@ -141,8 +141,9 @@ def test_empty_problems_have_no_tiles() -> None:
     [
         ((-1, 1, 1, 132), "m is -1; it must be 0 or more"),
         ((1, 1, 1, 0), "sm_count is 0; it must be 1 or more"),
+        ((1, 2**31, 1, 132), "n is 2147483648; it must be 2147483647 or less"),
     ],
 )
-def test_sizes_below_zero_are_refused(size: tuple[int, int, int, int], words: str) -> None:
+def test_sizes_out_of_range_are_refused(size: tuple[int, int, int, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         explain_problem(KernelSpec(**HOPPER), *size)

@@ -90,10 +90,7 @@ def _read_file(document: Document) -> tuple[list[Entry], list[Problem]]:
         FileKeys.model_validate(data)
     except ValidationError as error:
         errors = error.errors()
-    problems += sentences(
-        [error for error in errors if document.place(error["loc"]) not in document.refused],
-        document,
-    )
+    problems += sentences(errors, document)
     families = data.get("families")
     blocks = families if isinstance(families, list) else []
     problems += _same_names(document, blocks)

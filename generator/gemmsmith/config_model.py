@@ -34,6 +34,12 @@ WORDS: dict[str, tuple[str, ...]] = {
 def _architecture(value: object) -> Architecture:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise PydanticCustomError("arch_type", "takes an architecture such as sm_90a")
+    if str(value).strip().lower() == "auto":
+        text = (
+            "auto is not for a file: name every architecture that is wanted, and choose"
+            " that of the GPU with --arch auto or load(..., arch='auto')"
+        )
+        raise PydanticCustomError("sentence", "{text}", {"text": text})
     try:
         return parse_architecture(str(value))
     except UnknownArchitectureError as error:

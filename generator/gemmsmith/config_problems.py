@@ -20,7 +20,7 @@ from gemmsmith.config_model import (
     KernelKeys,
 )
 from gemmsmith.errors import Problem
-from gemmsmith.yaml_lines import Document, KeyPath
+from gemmsmith.yaml_lines import MAX_DIGITS, Document, KeyPath
 
 _OTHER_NAMES = {
     "tile_shape": "tile",
@@ -48,7 +48,10 @@ EXAMPLES = {
 
 
 def sentences(errors: Iterable[Mapping[str, Any]], document: Document) -> Iterator[Problem]:
-    """Yield a problem with file and line for each of pydantic's ``errors`` in ``document``."""
+    """Yield a problem with file and line for each of pydantic's ``errors`` in ``document``.
+
+    What ``document`` itself refused is among its own problems and not told again.
+    """
     listed = list(errors)
     for error in listed:
         where: KeyPath = error["loc"]
@@ -56,6 +59,8 @@ def sentences(errors: Iterable[Mapping[str, Any]], document: Document) -> Iterat
         if error["type"] == "too_short" and any(loc[: len(where)] == where for loc in inside):
             continue  # pydantic counts the valid items only
         place = document.place(where)
+        if place in document.refused:
+            continue
         shown = place[:-1] if error["type"] == "extra_forbidden" else place
         yield Problem(
             file=document.file,
@@ -86,7 +91,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
     words = [part for part in where if isinstance(part, str)]
     key = words[-1] if words else ""
     if kind == "extra_forbidden":
-        return _unknown_key(str(where[-1]), where)
+        return _unknown_key(str(where[-1]), where, found)
     if kind == "sentence":
         return str(error["ctx"]["text"])
     if kind == "missing":
@@ -115,7 +120,7 @@ def _shown(value: object) -> str:
     return text or reprlib.repr(value)
 
 
-def _unknown_key(key: str, where: KeyPath) -> str:
+def _unknown_key(key: str, where: KeyPath, value: object) -> str:
     parents = [part for part in where[:-1] if isinstance(part, str)]
     parent = parents[-1] if parents else ""
     models: dict[str, type[BaseModel]] = {
@@ -131,6 +136,9 @@ def _unknown_key(key: str, where: KeyPath) -> str:
         return "unknown key 'name': a kernel is named by its fields; only the family has a name"
     if parent == "epilogue" and key in ("alpha", "beta"):
         return f"unknown key {key!r}: alpha and beta are arguments of each call; remove it"
+    if "epilogue" in legal and key in EpilogueKeys.model_fields:
+        shown = _shown(value) if isinstance(value, bool) else "true"
+        return f"unknown key {key!r}; write epilogue: {{{key}: {shown}}}"
     other = _OTHER_NAMES.get(key, "")
     near = other if other in legal else nearest(key, legal)
     values = f" (it takes {', '.join(WORDS[near])})" if near in WORDS else ""
@@ -173,6 +181,9 @@ def _no_whole_number(found: object, key: str) -> str:
     if isinstance(found, float) and found.is_integer():
         return f"found {found}, not a whole number; write {int(found)}"
     if isinstance(found, str) and found.replace("_", "").isdecimal():
-        return f"found the text {found!r}; write {int(found.replace('_', ''))}"
+        digits = found.replace("_", "").lstrip("0") or "0"
+        if len(digits) > MAX_DIGITS:
+            return f"{_shown(found)} is out of range: it has {len(digits)} digits"
+        return f"found the text {found!r}; write {digits}"
     auto = " or auto" if key == "stages" else ""
     return f"{_shown(found)} is not a whole number{auto}"

@@ -24,6 +24,9 @@ FLOP_PER_BYTE: dict[str, float] = {
 }
 """Operations that a GPU of each architecture does while it reads or writes one byte of memory."""
 
+MAX_SIZE = 2**31 - 1
+"""The largest M, N and K: CUTLASS keeps them in 32 bits."""
+
 WARPGROUPS: dict[str, int] = {"warp_specialized": 2, "pingpong": 3, "cooperative": 3}
 """128-thread groups of the 3.x schedules: one loads, the others compute."""
 
@@ -108,7 +111,8 @@ def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> 
     Operands are contiguous and 16-byte aligned at their start; no bias, no residual, no batch.
 
     Raises:
-        ArgumentError: where a size is negative or ``sm_count`` is below 1.
+        ArgumentError: where a size is negative, ``sm_count`` is below 1, or one of them is above
+            :data:`MAX_SIZE`.
     """
     for argument, value, least in (
         ("m", m, 0),
@@ -118,6 +122,8 @@ def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> 
     ):
         if value < least:
             raise ArgumentError(f"{argument} is {value}; it must be {least} or more")
+        if value > MAX_SIZE:
+            raise ArgumentError(f"{argument} is {value}; it must be {MAX_SIZE} or less")
     problem = _contiguous(spec, m, n, k)
     count, steps = tiles(spec, problem), _up(k, spec.tile.k)
     computed = count * spec.tile.m * spec.tile.n * steps * spec.tile.k

@@ -16,7 +16,9 @@ KeyPath = tuple[str | int, ...]
 MAX_DEPTH = 16  # the format is seven deep; an anchor inside itself is endless
 MAX_VALUES = 100_000  # aliases of aliases grow exponentially
 
-_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})\Z")
+MAX_DIGITS = 18  # a longer number stays text, which no key takes; int() of it might take minutes
+
+_INT = re.compile(rf"[-+]?(?:0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})\Z")
 _FLOAT = re.compile(
     r"[-+]?(?:(?:[0-9]{1,18}\.[0-9]{0,18}|\.[0-9]{1,18})(?:[eE][-+]?[0-9]{1,2})?"
     r"|[0-9]{1,18}[eE][-+]?[0-9]{1,2})\Z"

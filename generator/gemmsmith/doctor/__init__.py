@@ -1,6 +1,6 @@
 """What this machine has for building and running kernels, what is missing, and how to get it.
 
-Works where everything is missing; imports no torch, starts no CUDA, writes nothing.
+Works where everything is missing; imports no torch, starts no CUDA, leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def cache() -> Finding:
         return _unusable(f"{folder} cannot be written: only kernels that are in it can be used")
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
         return _unusable(f"{folder} is on a file system mounted noexec: no library loads from it")
+    if (why := _refusal(place)) and not wanted.never_compile:
+        return _unusable(f"{folder} cannot be written: {place}: {why}")
     free = shutil.disk_usage(place).free
     found = f"{folder}, {'writable' if place == folder else 'not made yet'}, {_size(free)} free"
     if free < _LOW_DISK:
@@ -71,6 +74,18 @@ def jobs() -> Finding:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+
+
+def _refusal(folder: Path) -> str:
+    """Why no file can be made in ``folder``, where modes allow it (/proc, a full disk); or empty.
+
+    The file that is tried has no name or loses it at once.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _unusable(found: str) -> Finding:
