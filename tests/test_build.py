@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -350,7 +351,11 @@ def test_one_broken_kernel_of_five(cache_dir: Path, nvcc: FakeNvcc) -> None:
     ]
     assert bad.name in Path(kept[0]).read_text()
     assert "oops" in Path(kept[1]).read_text()
-    assert str(nvcc.path) in text  # the command
+    command = shlex.split(text.splitlines()[-1].partition("command: ")[2])
+    assert (command[0], command[-1]) == (str(nvcc.path), kept[0])
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode != 0
+    assert 'identifier "oops" is undefined' in again.stdout
     with pytest.raises(CompileError, match="oops"):
         report.raise_if_failed()
     assert _leftovers(cache_dir) == []

@@ -146,10 +146,9 @@ def compile_library(
     if reason is None:
         return CompiledLibrary(path=library, source=file, log=log, seconds=seconds, peak_bytes=peak)
     names = ", ".join(spec.name for spec in source.specs)
-    raise CompileError(
-        f"{names} did not compile: {reason}\n"
-        f"{keep(file, log, failures)}\n  command: {shlex.join(arguments)}"
-    )
+    kept = keep(file, log, failures)
+    again = command(failures / file.name, failures / library.name, toolchain, source.specs[0].arch)
+    raise CompileError(f"{names} did not compile: {reason}\n{kept}\n  command: {shlex.join(again)}")
 
 
 def keep(source: Path, log: Path, folder: Path) -> str:
