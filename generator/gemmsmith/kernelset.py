@@ -197,7 +197,7 @@ class KernelSet:
         Raises:
             NoKernelError: where none fits, with each kernel's reason.
         """
-        from gemmsmith.ops import gemm
+        from gemmsmith import gemm
 
         return gemm(a, b, bias, residual, alpha, beta, out, kernels=self.handle)
 
@@ -276,7 +276,7 @@ class ExactKernel:
         Raises:
             NoKernelError: naming the argument that does not fit and what would.
         """
-        from gemmsmith.ops import gemm
+        from gemmsmith import gemm
 
         return gemm(a, b, bias, residual, alpha, beta, out, kernels=self.handle)
 
