@@ -92,6 +92,8 @@ def test_first_build_compiles_and_second_does_not(cache_dir: Path, nvcc: FakeNvc
         assert kernel.card.shared_bytes == 1024 + 512
         assert kernel.peak_bytes > 1_000_000
         assert not kernel.card.sass_inspected
+    assert repr(first).startswith("<BuildReport: 3 built (0 of them cached), 0 failed, ")
+    assert "registers" not in repr(first.built[0])
     runs = len(nvcc.runs())
     second = build(specs, toolchain=nvcc.toolchain)
     assert all(kernel.cached for kernel in second.built)

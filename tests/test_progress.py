@@ -52,6 +52,14 @@ def test_nothing_to_do_says_nothing(nvcc: FakeNvcc) -> None:
     assert _build(nvcc, terminal=False) == ""
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 kernel"), (2, "2 kernels")])
+def test_one_kernel_is_singular(nvcc: FakeNvcc, count: int, words: str) -> None:
+    stream = io.StringIO()
+    progress = ConsoleProgress(Console(file=stream, width=200))
+    build([ampere(64), hopper()][:count], toolchain=nvcc.toolchain, jobs=1, progress=progress)
+    assert stream.getvalue().startswith(f"compiling {words} (0 cached), 1 at once")
+
+
 def test_duration() -> None:
     assert [duration(each) for each in (0, 59.4, 59.6, 125)] == [
         "0 s",

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmsmith.cache import Cache, CachedKernel
@@ -34,7 +34,7 @@ class BuiltKernel:
     spec: KernelSpec
     library: Path
     """Shared library that holds it, perhaps among others."""
-    card: Card
+    card: Card = field(repr=False)
     cached: bool
     """Whether it was there before this build."""
 
@@ -65,6 +65,13 @@ class BuildReport:
     failed: tuple[FailedKernel, ...]
     seconds: float
     """Wall time of the build."""
+
+    def __repr__(self) -> str:
+        cached = sum(kernel.cached for kernel in self.built)
+        return (
+            f"<BuildReport: {len(self.built)} built ({cached} of them cached), "
+            f"{len(self.failed)} failed, {self.seconds:.1f} s>"
+        )
 
     def raise_if_failed(self) -> None:
         """Raise CompileError with the errors of all failed kernels, if there are any."""

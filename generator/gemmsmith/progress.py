@@ -62,8 +62,9 @@ class ConsoleProgress:
         self._expect(remaining)
         if not missing:
             return
+        kernels = "kernel" if missing == 1 else "kernels"
         self._console.print(
-            f"compiling {missing} kernels ({cached} cached), {jobs} at once, "
+            f"compiling {missing} {kernels} ({cached} cached), {jobs} at once, "
             f"about {duration(remaining)}"
         )
         if self._console.is_terminal:

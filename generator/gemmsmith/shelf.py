@@ -51,8 +51,9 @@ class Shelf:
     def _built(self, count: int) -> dict[KernelSpec, Path]:
         arch = self._specs[0].arch.name
         _log.warning(
-            "building %d kernels for %s, once; gemmsmith build --arch %s does so ahead",
+            "building %d %s for %s, once; gemmsmith build --arch %s does so ahead",
             count,
+            "kernel" if count == 1 else "kernels",
             arch,
             arch,
         )
