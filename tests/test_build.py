@@ -34,11 +34,13 @@ _PATH = os.pathsep.join(
     [str(Path(gemmsmith.__file__).parent.parent), str(Path(fakes.__file__).parent)]
 )
 _CHILD = """
+import signal
 import sys
 from pathlib import Path
 from fakes import FakeNvcc, ampere
 from gemmsmith.build import build
 from gemmsmith.card import can_inspect
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
 nvcc = object.__new__(FakeNvcc)
 nvcc.path = Path(sys.argv[1])
 toolchain = nvcc.toolchain
