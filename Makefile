@@ -11,7 +11,7 @@ DEV_READY := $(VENV)/.ready-to-develop
 # the targets that run on a GPU.
 GPU_READY := $(DEV_READY)
 GPU_PYTHON := $(BIN)/python
-NEEDED := torch cutlass_library filelock jinja2 psutil pybind11 pydantic pytest rich typer yaml
+NEEDED := torch cutlass_library jinja2 pybind11 pydantic pytest rich typer yaml
 ifneq ($(filter gpu-test bench,$(MAKECMDGOALS)),)
 ifeq ($(wildcard $(VENV)),)
 OWN_PYTHON := PYTHONPATH=generator$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)

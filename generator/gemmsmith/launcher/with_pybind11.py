@@ -13,11 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
-from filelock import FileLock
-
 from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
 from gemmsmith.launcher.abi import abi_header
 from gemmsmith.launcher.interface import Launcher
+from gemmsmith.locks import locked
 from gemmsmith.render import include_dirs
 from gemmsmith.settings import settings
 
@@ -77,7 +76,7 @@ def _pybind11_version() -> str:
 def _compile_once(binary: Path) -> None:
     try:
         binary.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(binary.parent / "lock"):
+        with locked(binary.parent / "lock"):
             if not binary.exists():
                 _compile(binary)
     except OSError as error:
