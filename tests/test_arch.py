@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A, architecture_of, parse_architecture
-from gemmsmith.dtypes import BF16, DTYPE_WORDS, FP16, FP32, parse_dtype
+from gemmsmith.arch import (
+    ARCHITECTURES,
+    SM_70,
+    SM_80,
+    SM_90A,
+    architecture_of,
+    parse_architecture,
+    portable,
+)
+from gemmsmith.dtypes import (
+    BF16,
+    DTYPE_WORDS,
+    FP16,
+    FP32,
+    INT8,
+    INT32,
+    accumulator_of,
+    parse_dtype,
+)
 from gemmsmith.errors import UnknownArchitectureError
+
+KNOWN = "sm_70, sm_75, sm_80, sm_86, sm_87, sm_89, sm_90a"
 
 
 @pytest.mark.parametrize("word", ["sm_80", "sm80", "80", "8.0", "Ampere", " SM_80 "])
@@ -24,11 +43,11 @@ def test_k13_sm_90_means_sm_90a(word: str) -> None:
     assert parse_architecture(word) is SM_90A
 
 
-@pytest.mark.parametrize("word", ["sm_70", "sm_89", "8", "9", "", "a", "80a", "auto"])
+@pytest.mark.parametrize("word", ["sm_60", "sm_100", "8", "9", "", "a", "80a", "auto"])
 def test_unknown_words_name_the_known_ones(word: str) -> None:
     with pytest.raises(UnknownArchitectureError) as caught:
         parse_architecture(word)
-    assert str(caught.value) == f"arch {word!r} is not known (known: sm_80, sm_90a)"
+    assert str(caught.value) == f"arch {word!r} is not known (known: {KNOWN})"
 
 
 def test_a_misspelt_nickname_gets_the_nearest() -> None:
@@ -39,22 +58,55 @@ def test_a_misspelt_nickname_gets_the_nearest() -> None:
 def test_rows_by_capability() -> None:
     assert architecture_of((8, 0)) is SM_80
     assert architecture_of((9, 0)) is SM_90A
-    with pytest.raises(UnknownArchitectureError, match=r"8\.9 \(have: sm_80 \(8\.0\), sm_90a"):
-        architecture_of((8, 9))
+    assert [architecture_of(row.capability) for row in ARCHITECTURES] == list(ARCHITECTURES)
+    with pytest.raises(UnknownArchitectureError, match=r"10\.0 \(have: sm_70 \(7\.0\), sm_75"):
+        architecture_of((10, 0))
 
 
 def test_facts_of_the_rows() -> None:
-    assert (SM_80.smem_per_block, SM_90A.smem_per_block) == (166_912, 232_448)
-    assert (SM_80.api, SM_90A.api) == ("2.x", "3.x")
-    assert (SM_80.gencode, SM_90A.gencode) == (
-        "arch=compute_80,code=sm_80",
-        "arch=compute_90a,code=sm_90a",
-    )
-    assert SM_90A.accumulators == {"fp16": (FP32, FP16), "bf16": (FP32,)}
+    assert {row.name: (row.smem_per_block, row.api, row.gencode) for row in ARCHITECTURES} == {
+        "sm_70": (98_304, "2.x", "arch=compute_70,code=sm_70"),
+        "sm_75": (65_536, "2.x", "arch=compute_75,code=sm_75"),
+        "sm_80": (166_912, "2.x", "arch=compute_80,code=sm_80"),
+        "sm_86": (101_376, "2.x", "arch=compute_86,code=sm_86"),
+        "sm_87": (166_912, "2.x", "arch=compute_87,code=sm_87"),
+        "sm_89": (101_376, "2.x", "arch=compute_89,code=sm_89"),
+        "sm_90a": (232_448, "3.x", "arch=compute_90a,code=sm_90a"),
+    }
+    assert {row.name: " ".join(str(dtype) for dtype in row.inputs) for row in ARCHITECTURES} == {
+        "sm_70": "fp16",
+        "sm_75": "fp16 int8",
+        "sm_80": "fp16 bf16 int8",
+        "sm_86": "fp16 bf16 int8",
+        "sm_87": "fp16 bf16 int8",
+        "sm_89": "fp16 bf16 int8",
+        "sm_90a": "fp16 bf16 int8",
+    }
+    for row in ARCHITECTURES:
+        words = {dtype.name for dtype in row.inputs}
+        assert set(row.instructions) == set(row.sass) == words
+        assert set(row.accumulators) == set(row.outputs) == words
+        spare = row.multiprocessor.shared_memory - row.multiprocessor.shared_memory_reserved
+        assert row.smem_per_block == spare, row.name
+
+
+def test_portable_rows_run_on_hopper_and_say_what_that_proves() -> None:
+    row = portable(SM_80)
+    assert (row.name, row.suffix, row.capability) == ("sm_80", "sm80_on_sm90", (9, 0))
+    assert (row.gencode, row.runs_on) == ("arch=compute_90,code=sm_90", "sm_90")
+    assert (row.smem_per_block, row.instructions) == (SM_80.smem_per_block, SM_80.instructions)
+    assert (row.proves, SM_80.proves) == ("correctness only", "")
+    volta = portable(SM_70)
+    assert (volta.last_toolkit, volta.first_toolkit) == (None, (11, 8))
+    assert volta.proves == "indexing, epilogue and layouts only"
+    with pytest.raises(UnknownArchitectureError, match="sm_90a kernels run on sm_90a alone"):
+        portable(SM_90A)
 
 
 def test_rows_are_distinct_and_hashable() -> None:
-    assert len(set(ARCHITECTURES)) == len({row.suffix for row in ARCHITECTURES}) == 2
+    assert len(set(ARCHITECTURES)) == len({row.suffix for row in ARCHITECTURES}) == 7
+    every = [word for row in ARCHITECTURES for word in row.aliases]
+    assert len(set(every)) == len(every)
 
 
 def test_words_of_element_types() -> None:
@@ -69,7 +121,14 @@ def test_words_of_element_types() -> None:
         "f32": "fp32",
         "float32": "fp32",
         "float": "fp32",
+        "int8": "int8",
+        "s8": "int8",
+        "i8": "int8",
+        "int32": "int32",
+        "s32": "int32",
+        "i32": "int32",
     }
-    assert (FP16.bytes, BF16.bytes, FP32.bytes) == (2, 2, 4)
+    assert [dtype.bytes for dtype in (FP16, BF16, FP32, INT8, INT32)] == [2, 2, 4, 1, 4]
+    assert (accumulator_of(FP16), accumulator_of(INT8)) == (FP32, INT32)
     with pytest.raises(KeyError):
-        parse_dtype("int8")
+        parse_dtype("int4")

@@ -15,7 +15,7 @@ from gemmsmith.bench.model_shapes import load_model, model_names
 from gemmsmith.choose import choose, estimate, slots, tiles, tune, waves
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16, FP16, FP32, DType
-from gemmsmith.legality import misfit
+from gemmsmith.fit import misfit
 from gemmsmith.problem import GemmProblem
 from gemmsmith.resources import configs_dir
 from gemmsmith.spec import Cluster, KernelSpec, Tile

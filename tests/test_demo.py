@@ -16,7 +16,7 @@ from gemmsmith.card import Card
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import CompileError, ConfigError
-from gemmsmith.legality import misfit
+from gemmsmith.fit import misfit
 from gemmsmith.nvml import Device
 from gemmsmith.problem import GemmProblem
 from gemmsmith.smollm2 import ModelFileError, find_gguf, kept_model

@@ -104,8 +104,8 @@ def test_names_are_those_of_the_architecture_asked_for(file: Path) -> None:
 
 
 def test_faults_of_file_and_architecture_have_their_own_errors(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnknownArchitectureError, match="'sm_70' is not known"):
-        load(file, arch="sm_70")
+    with pytest.raises(UnknownArchitectureError, match="'sm_60' is not known"):
+        load(file, arch="sm_60")
     with pytest.raises(ConfigError, match=r"own_kernel\.yaml: has kernels for sm_90a, none for"):
         load(Path(__file__).parent.parent / "examples" / "own_kernel.yaml", arch="sm_80")
     with pytest.raises(ConfigError, match=r"gone\.yaml"):

@@ -10,6 +10,7 @@ import pytest
 from gemmsmith.arch import SM_80, SM_90A, Architecture
 from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.errors import IllegalKernelError, Objection
+from gemmsmith.fit import misfit
 from gemmsmith.footprint import (
     MAX_STAGES,
     accumulator_registers,
@@ -18,7 +19,6 @@ from gemmsmith.footprint import (
     stage_bytes,
     stages_that_fit,
 )
-from gemmsmith.legality import misfit
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 
@@ -43,7 +43,11 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
 @pytest.mark.parametrize(
     ("base", "fields", "words"),
     [
-        (HOPPER, {"a": FP32, "b": FP32}, "dtype: sm_90a tensor cores take fp16, bf16, not fp32"),
+        (
+            HOPPER,
+            {"a": FP32, "b": FP32},
+            "dtype: sm_90a tensor cores take fp16, bf16, int8, not fp32; none here does",
+        ),
         (
             HOPPER,
             {"b": FP16},
@@ -144,8 +148,8 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
             AMPERE,
             {"tile": Tile(128, 128, 16), "warp": Tile(64, 64, 16)},
             (
-                "tile: tile.k=16 is neither 32 nor 64, which have a conflict-free smem layout;"
-                " set tile.k=32"
+                "tile: tile.k=16 of bf16: 32 or 64 has a conflict-free layout in shared memory"
+                " on sm_80; set tile.k=32"
             ),
         ),
         (
@@ -267,9 +271,11 @@ def test_a_broken_rule_says_so(base: dict[str, Any], fields: dict[str, Any], wor
 
 
 def test_the_output_type_must_be_one_of_the_row() -> None:
-    row = dataclasses.replace(SM_90A, outputs=(BF16,))
+    row = dataclasses.replace(SM_90A, outputs={"bf16": (BF16,)})
     found = objections({**HOPPER, "arch": row}, d=FP16)
-    assert [str(objection) for objection in found] == ["dtype: d may be bf16, not fp16"]
+    assert [str(objection) for objection in found] == [
+        "dtype: sm_90a stores bf16 from bf16, not fp16; set d: bf16"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ CUTLASS 4.2 instantiates. A new architecture is a new row.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gemmsmith.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32, DType
 from gemmsmith.errors import UnknownArchitectureError
 
 Schedule = Literal["multistage", "warp_specialized", "pingpong", "cooperative"]
@@ -18,8 +19,27 @@ Store = Literal["smem", "tma", "direct"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Multiprocessor:
+    """What the blocks on one multiprocessor share."""
+
+    shared_memory: int
+    """Bytes of shared memory."""
+    shared_memory_reserved: int
+    """Bytes of it that the driver takes for each block."""
+    registers: int = 65_536
+    """32-bit registers."""
+    warps: int
+    """Most warps that are resident at once."""
+    blocks: int
+    """Most blocks that are resident at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What one GPU architecture offers to a tensor-core GEMM."""
+    """What one GPU architecture offers to a tensor-core GEMM.
+
+    Facts that depend on the element type of A and B are kept by that type's name.
+    """
 
     name: str
     """Target name, for example ``sm_90a``."""
@@ -27,80 +47,219 @@ class Architecture:
     """The name's form inside kernel names, for example ``sm90a``."""
     capability: tuple[int, int]
     """CUDA compute capability (major, minor) of the devices that run it."""
-    nickname: str
-    """The generation's name, a legal spelling too."""
+    aliases: tuple[str, ...]
+    """Spellings beside the number: the generation's name, well-known products."""
     gencode: str
     """Value of nvcc's ``-gencode``."""
     smem_per_block: int
     """Shared memory that one block may use, in bytes."""
+    multiprocessor: Multiprocessor
+    """What limits how many blocks run side by side."""
     api: Literal["2.x", "3.x"]
     """CUTLASS programming model of its kernels."""
     inputs: tuple[DType, ...]
     """Element types that its tensor cores take."""
-    accumulators: dict[str, tuple[DType, ...]] = field(hash=False)
-    """Accumulator types for each input type's name."""
-    outputs: tuple[DType, ...]
-    """Element types that the epilogues store."""
-    instruction: tuple[int, int, int]
-    """Tensor-core instruction (m, n, k) for 16-bit inputs; on sm_90a n is a step of its width."""
+    instructions: Mapping[str, tuple[int, int, int]] = field(hash=False)
+    """Tensor-core instruction (m, n, k); on sm_90a n is a step of its width."""
+    sass: Mapping[str, str] = field(hash=False)
+    """Start of the tensor-core instruction's name in the machine code."""
+    accumulators: Mapping[str, tuple[DType, ...]] = field(hash=False)
+    """Types that products can be summed in, the usual one first."""
+    outputs: Mapping[str, tuple[DType, ...]] = field(hash=False)
+    """Types that the epilogues store."""
     schedules: tuple[Schedule, ...]
     """Main-loop schedules that have a template."""
     stores: tuple[Store, ...]
     """Ways in which an epilogue writes its tile."""
+    async_copy: bool
+    """Whether shared memory is filled without registers (cp.async, TMA); else 2 stages it is."""
     clusters: bool
     """Whether thread-block clusters exist."""
     first_toolkit: tuple[int, int]
     """First CUDA toolkit (major, minor) that can target it."""
     last_toolkit: tuple[int, int] | None = None
     """Last CUDA toolkit that can target it; None where all newer ones can."""
-    sass_instruction: str
-    """Start of the tensor-core instruction's name in the machine code."""
+    runs_on: str
+    """Target that the kernels are compiled for; not ``name`` where made by :func:`portable`."""
+    proves: str = ""
+    """What a run of such kernels proves; empty for those on their own hardware."""
 
 
+_FLOATS = (FP32, FP16)  # accumulators of fp16
+_AMPERE_OUTPUTS = {
+    "fp16": (FP16, BF16, FP32),
+    "bf16": (BF16, FP16, FP32),
+    "int8": (INT32, FP16, BF16, INT8),
+}
+
+SM_70 = Architecture(
+    name="sm_70",
+    suffix="sm70",
+    capability=(7, 0),
+    aliases=("volta", "v100"),
+    gencode="arch=compute_70,code=sm_70",
+    smem_per_block=98_304,
+    multiprocessor=Multiprocessor(
+        shared_memory=98_304, shared_memory_reserved=0, warps=64, blocks=32
+    ),
+    api="2.x",
+    inputs=(FP16,),
+    instructions={"fp16": (8, 8, 4)},
+    sass={"fp16": "HMMA.884"},
+    accumulators={"fp16": _FLOATS},
+    outputs={"fp16": (FP16, FP32)},
+    schedules=("multistage",),
+    stores=("smem",),
+    async_copy=False,
+    clusters=False,
+    first_toolkit=(11, 4),
+    last_toolkit=(12, 9),
+    runs_on="sm_70",
+)
+SM_75 = Architecture(
+    name="sm_75",
+    suffix="sm75",
+    capability=(7, 5),
+    aliases=("turing", "t4"),
+    gencode="arch=compute_75,code=sm_75",
+    smem_per_block=65_536,
+    multiprocessor=Multiprocessor(
+        shared_memory=65_536, shared_memory_reserved=0, warps=32, blocks=16
+    ),
+    api="2.x",
+    inputs=(FP16, INT8),
+    instructions={"fp16": (16, 8, 8), "int8": (8, 8, 16)},
+    sass={"fp16": "HMMA.1688", "int8": "IMMA.8816"},
+    accumulators={"fp16": _FLOATS, "int8": (INT32,)},
+    outputs={"fp16": (FP16, FP32), "int8": (INT32, FP16, INT8)},
+    schedules=("multistage",),
+    stores=("smem",),
+    async_copy=False,
+    clusters=False,
+    first_toolkit=(11, 4),
+    runs_on="sm_75",
+)
 SM_80 = Architecture(
     name="sm_80",
     suffix="sm80",
     capability=(8, 0),
-    nickname="ampere",
+    aliases=("ampere", "a100"),
     gencode="arch=compute_80,code=sm_80",
     smem_per_block=166_912,
+    multiprocessor=Multiprocessor(
+        shared_memory=167_936, shared_memory_reserved=1024, warps=64, blocks=32
+    ),
     api="2.x",
-    inputs=(FP16, BF16),
-    accumulators={"fp16": (FP32, FP16), "bf16": (FP32,)},
-    outputs=(FP16, BF16, FP32),
-    instruction=(16, 8, 16),
+    inputs=(FP16, BF16, INT8),
+    instructions={"fp16": (16, 8, 16), "bf16": (16, 8, 16), "int8": (16, 8, 32)},
+    sass={"fp16": "HMMA.16816", "bf16": "HMMA.16816", "int8": "IMMA.16832"},
+    accumulators={"fp16": _FLOATS, "bf16": (FP32,), "int8": (INT32,)},
+    outputs=_AMPERE_OUTPUTS,
     schedules=("multistage",),
     stores=("smem",),
+    async_copy=True,
     clusters=False,
     first_toolkit=(11, 4),
-    sass_instruction="HMMA.16816",
+    runs_on="sm_80",
+)
+SM_86 = replace(
+    SM_80,
+    name="sm_86",
+    suffix="sm86",
+    capability=(8, 6),
+    aliases=("a10", "a40", "rtx30"),
+    gencode="arch=compute_86,code=sm_86",
+    smem_per_block=101_376,
+    multiprocessor=Multiprocessor(
+        shared_memory=102_400, shared_memory_reserved=1024, warps=48, blocks=16
+    ),
+    runs_on="sm_86",
+)
+SM_87 = replace(
+    SM_80,
+    name="sm_87",
+    suffix="sm87",
+    capability=(8, 7),
+    aliases=("orin",),
+    gencode="arch=compute_87,code=sm_87",
+    multiprocessor=Multiprocessor(
+        shared_memory=167_936, shared_memory_reserved=1024, warps=48, blocks=16
+    ),
+    runs_on="sm_87",
+)
+SM_89 = replace(
+    SM_80,
+    name="sm_89",
+    suffix="sm89",
+    capability=(8, 9),
+    aliases=("ada", "l4", "l40", "rtx40"),
+    gencode="arch=compute_89,code=sm_89",
+    smem_per_block=101_376,
+    multiprocessor=Multiprocessor(
+        shared_memory=102_400, shared_memory_reserved=1024, warps=48, blocks=24
+    ),
+    first_toolkit=(11, 8),
+    runs_on="sm_89",
 )
 SM_90A = Architecture(
     name="sm_90a",
     suffix="sm90a",
     capability=(9, 0),
-    nickname="hopper",
+    aliases=("hopper", "h100", "h200"),
     gencode="arch=compute_90a,code=sm_90a",
     smem_per_block=232_448,
+    multiprocessor=Multiprocessor(
+        shared_memory=233_472, shared_memory_reserved=1024, warps=64, blocks=32
+    ),
     api="3.x",
-    inputs=(FP16, BF16),
-    accumulators={"fp16": (FP32, FP16), "bf16": (FP32,)},
-    outputs=(FP16, BF16, FP32),
-    instruction=(64, 8, 16),
+    inputs=(FP16, BF16, INT8),
+    instructions={"fp16": (64, 8, 16), "bf16": (64, 8, 16), "int8": (64, 16, 32)},
+    sass={"fp16": "HGMMA.64x", "bf16": "HGMMA.64x", "int8": "IGMMA.64x"},
+    accumulators={"fp16": _FLOATS, "bf16": (FP32,), "int8": (INT32,)},
+    outputs=_AMPERE_OUTPUTS,
     schedules=("warp_specialized", "pingpong", "cooperative"),
     stores=("tma", "direct"),
+    async_copy=True,
     clusters=True,
     first_toolkit=(12, 0),
-    sass_instruction="HGMMA.64x",
+    runs_on="sm_90a",
 )
 
-ARCHITECTURES: tuple[Architecture, ...] = (SM_80, SM_90A)
+ARCHITECTURES: tuple[Architecture, ...] = (SM_70, SM_75, SM_80, SM_86, SM_87, SM_89, SM_90A)
+
+
+def portable(row: Architecture) -> Architecture:
+    """Return ``row`` with its kernels compiled for sm_90, so that a Hopper GPU can prove them.
+
+    mma.sync code of older architectures means the same there, except Volta's instruction, which
+    is emulated: the order of its fragments on Volta itself is not proven.
+
+    Raises:
+        UnknownArchitectureError: where the kernels are not of CUTLASS's 2.x model.
+    """
+    if row.api != "2.x":
+        raise UnknownArchitectureError(
+            f"{row.name} kernels run on {row.name} alone; 2.x kernels can be run on sm_90"
+        )
+    return replace(
+        row,
+        suffix=f"{row.suffix}_on_sm90",
+        capability=(9, 0),
+        gencode="arch=compute_90,code=sm_90",
+        first_toolkit=(11, 8),
+        last_toolkit=None,
+        runs_on="sm_90",
+        proves="correctness only" if row is not SM_70 else "indexing, epilogue and layouts only",
+    )
 
 
 def _spellings(row: Architecture) -> tuple[str, ...]:
     major, minor = row.capability
     digits = row.name.removeprefix("sm_")
-    return (row.name, row.suffix, digits, f"{major}.{minor}", f"{major}.{minor}a", row.nickname)
+    named = (
+        (f"{major}.{minor}", f"{major}.{minor}a") if digits.endswith("a") else (f"{major}.{minor}",)
+    )
+    return (row.name, row.suffix, digits, *named, *row.aliases)
 
 
 def parse_architecture(word: str) -> Architecture:

@@ -191,8 +191,9 @@ def objection(spec: KernelSpec, card: Card) -> str | None:
     if not card.sass_inspected:
         return None
     found = ", ".join(card.tensor_instructions) or "none"
-    if not any(name.startswith(spec.arch.sass_instruction) for name in card.tensor_instructions):
-        return f"its machine code lacks {spec.arch.sass_instruction} (tensor-core code: {found})"
+    wanted = spec.arch.sass[spec.a.name]
+    if not any(name.startswith(wanted) for name in card.tensor_instructions):
+        return f"its machine code lacks {wanted} (tensor-core code: {found})"
     widths = {int(match[1]) for name in card.tensor_instructions if (match := _WIDTH.match(name))}
     if widths and widths != {spec.device_tile.n}:
         return (

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gemmsmith.legality import misfit
+from gemmsmith.fit import misfit
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 

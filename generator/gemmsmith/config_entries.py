@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from gemmsmith.arch import Architecture, Store
 from gemmsmith.config_model import AlignmentKeys, DTypes, FamilyKeys, FileKeys, KernelKeys
 from gemmsmith.config_problems import EXAMPLES, sentences
+from gemmsmith.dtypes import INT8, INT32, DType, accumulator_of
 from gemmsmith.errors import IllegalKernelError, Objection, Problem
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile, widest_alignment
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
@@ -185,6 +186,7 @@ def _entry(
         )
         return Problem(file=document.file, line=line, message=message)
     store = keys.store or arch.stores[0]
+    output = dtypes.d or (INT32 if dtypes.a == INT8 else dtypes.a)
     try:
         spec = KernelSpec(
             arch=arch,
@@ -192,8 +194,8 @@ def _entry(
             schedule=schedule,
             a=dtypes.a,
             b=dtypes.b or dtypes.a,
-            acc=dtypes.acc,
-            d=dtypes.d or dtypes.a,
+            acc=dtypes.acc or accumulator_of(dtypes.a),
+            d=output,
             layout=layout,
             warp=Tile(*keys.warp) if keys.warp else None,
             stages=keys.stages,
@@ -203,7 +205,7 @@ def _entry(
             swap=keys.swap,
             bias=keys.epilogue.bias,
             residual=keys.epilogue.residual,
-            alignment=_alignment(keys.alignment, dtypes, store),
+            alignment=_alignment(keys.alignment, dtypes.a, dtypes.b or dtypes.a, output, store),
         )
         objections: tuple[Objection, ...] = ()
     except IllegalKernelError as error:
@@ -223,8 +225,8 @@ def _entry(
     )
 
 
-def _alignment(given: AlignmentKeys, dtypes: DTypes, store: Store) -> Alignment:
-    widest = widest_alignment(dtypes.a, dtypes.b or dtypes.a, dtypes.d or dtypes.a, store)
+def _alignment(given: AlignmentKeys, a: DType, b: DType, d: DType, store: Store) -> Alignment:
+    widest = widest_alignment(a, b, d, store)
     return Alignment(
         a=widest.a if given.a is None else given.a,
         b=widest.b if given.b is None else given.b,

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from gemmsmith.arch import ARCHITECTURES, Architecture, Schedule, Store, parse_architecture
-from gemmsmith.dtypes import DTYPE_WORDS, FP32, DType, parse_dtype
+from gemmsmith.dtypes import DTYPE_WORDS, DType, parse_dtype
 from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.spec import Layout, Scheduler
 
@@ -99,7 +99,7 @@ ArchWord = Annotated[
     WithJsonSchema(
         {
             "type": ["string", "number"],
-            "examples": [word for row in ARCHITECTURES for word in (row.name, row.nickname)],
+            "examples": [word for row in ARCHITECTURES for word in (row.name, *row.aliases)],
         }
     ),
 ]
@@ -120,10 +120,10 @@ class DTypes(_Block):
     """Element type of A."""
     b: DTypeWord | None = None
     """Element type of B; that of A where not given."""
-    acc: DTypeWord = FP32
-    """Type that products are summed in; fp32 where not given."""
+    acc: DTypeWord | None = None
+    """Type that products are summed in; fp32 where not given, int32 for int8."""
     d: DTypeWord | None = None
-    """Element type of D, residual and bias; that of A where not given."""
+    """Element type of D, residual and bias; that of A where not given, int32 for int8."""
 
 
 class EpilogueKeys(_Block):

@@ -13,8 +13,8 @@ from gemmsmith import nn
 from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import ArgumentTypeError, NoDeviceError, UnknownArchitectureError
+from gemmsmith.fit import misfit
 from gemmsmith.kernelset import default_kernels, output_letter
-from gemmsmith.legality import misfit
 from gemmsmith.nvml import devices
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.problem import GemmProblem, alignment_of

@@ -23,8 +23,16 @@ class DType:
 FP16 = DType(name="fp16", bytes=2, aliases=("f16", "float16", "half"))
 BF16 = DType(name="bf16", bytes=2, aliases=("bfloat16",))
 FP32 = DType(name="fp32", bytes=4, aliases=("f32", "float32", "float"))
+INT8 = DType(name="int8", bytes=1, aliases=("s8", "i8"))
+INT32 = DType(name="int32", bytes=4, aliases=("s32", "i32"))
 
-DTYPES: tuple[DType, ...] = (FP16, BF16, FP32)
+DTYPES: tuple[DType, ...] = (FP16, BF16, FP32, INT8, INT32)
+
+
+def accumulator_of(dtype: DType) -> DType:
+    """Return the type that products of ``dtype`` are summed in where nothing else is said."""
+    return INT32 if dtype == INT8 else FP32
+
 
 _BY_WORD = {word: dtype for dtype in DTYPES for word in (dtype.name, *dtype.aliases)}
 

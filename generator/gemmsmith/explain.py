@@ -7,6 +7,7 @@ from typing import Literal
 
 from gemmsmith.choose import slots, tiles, waves
 from gemmsmith.errors import ArgumentError
+from gemmsmith.fit import misfit
 from gemmsmith.footprint import (
     accumulator_registers,
     epilogue_bytes,
@@ -14,15 +15,19 @@ from gemmsmith.footprint import (
     stage_bytes,
     stages_that_fit,
 )
-from gemmsmith.legality import misfit
 from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.spec import KernelSpec, Tile
 
-FLOP_PER_BYTE: dict[str, float] = {
-    "sm_80": 312e12 / 2.039e12,  # A100 80 GB SXM data sheet: dense 16-bit, HBM2e
-    "sm_90a": 989e12 / 4.8e12,  # H200 SXM data sheet: dense 16-bit, HBM3e
+FLOP_PER_BYTE: dict[str, float] = {  # data sheets: dense 16-bit over memory bandwidth
+    "sm_70": 125e12 / 0.9e12,  # V100 SXM2 32 GB, HBM2
+    "sm_75": 65e12 / 0.32e12,  # T4, GDDR6
+    "sm_80": 312e12 / 2.039e12,  # A100 80 GB SXM, HBM2e
+    "sm_86": 125e12 / 0.6e12,  # A10, GDDR6
+    "sm_87": 42.5e12 / 0.2048e12,  # Jetson AGX Orin 64 GB (85 dense int8 TOPS), LPDDR5
+    "sm_89": 181e12 / 0.864e12,  # L40, GDDR6
+    "sm_90a": 989e12 / 4.8e12,  # H200 SXM, HBM3e
 }
-"""Operations that a GPU of each architecture does while it reads or writes one byte of memory."""
+"""16-bit operations that a GPU of each architecture does while it moves one byte of memory."""
 
 MAX_SIZE = 2**31 - 1
 """The largest M, N and K: CUTLASS keeps them in 32 bits."""

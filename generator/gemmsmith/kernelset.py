@@ -14,8 +14,8 @@ from gemmsmith.choose import Choice, Tuning, choose
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import LaunchError, NoKernelError
+from gemmsmith.fit import misfit
 from gemmsmith.launcher import Kernel
-from gemmsmith.legality import misfit
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.problem import GemmProblem
 from gemmsmith.progress import Progress

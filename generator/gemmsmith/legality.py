@@ -1,4 +1,4 @@
-"""The one statement of what kernels can exist and which calls they can take.
+"""The one statement of what kernels can exist; what calls they take is in :mod:`gemmsmith.fit`.
 
 Loader, ``explain``, tuner and dispatcher all ask here. A rule is one function that yields
 objections; each names its hardware or CUTLASS reason at the end of the clause.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gemmsmith.arch import ARCHITECTURES
+from gemmsmith.dtypes import INT8
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.footprint import (
     MAX_STAGES,
@@ -18,10 +20,9 @@ from gemmsmith.footprint import (
 )
 
 if TYPE_CHECKING:
-    from gemmsmith.problem import GemmProblem
+    from gemmsmith.dtypes import DType
     from gemmsmith.spec import KernelSpec
 
-MOST_BLOCKS_YZ = 65_535  # of a grid's second and third dimension
 ACCUMULATORS_PER_THREAD = 208  # 240 registers after setmaxnreg, less addresses and fragments
 MULTISTAGE_ACCUMULATORS_PER_THREAD = 128  # 255 registers less two stages of A and B fragments
 
@@ -51,9 +52,13 @@ def objections(spec: KernelSpec) -> Iterator[Objection]:
 
 def _element_types(spec: KernelSpec) -> Iterator[Objection]:
     arch = spec.arch
-    inputs = ", ".join(dtype.name for dtype in arch.inputs)
     if spec.a not in arch.inputs:
-        yield Objection(key="dtype", reason=f"{arch.name} tensor cores take {inputs}, not {spec.a}")
+        inputs = ", ".join(dtype.name for dtype in arch.inputs)
+        yield Objection(
+            key="dtype",
+            reason=f"{arch.name} tensor cores take {inputs}, not {spec.a}",
+            fix=_first_with(spec.a),
+        )
         return
     if spec.b != spec.a:
         yield Objection(
@@ -69,9 +74,33 @@ def _element_types(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"{spec.a} products accumulate in {names}, not {spec.acc}",
             fix=f"set acc: {legal[0]}",
         )
-    if spec.d not in arch.outputs:
-        names = ", ".join(dtype.name for dtype in arch.outputs)
-        yield Objection(key="dtype", reason=f"d may be {names}, not {spec.d}")
+    outputs = arch.outputs[spec.a.name]
+    if spec.d not in outputs:
+        names = ", ".join(dtype.name for dtype in outputs)
+        yield Objection(
+            key="dtype",
+            reason=f"{arch.name} stores {names} from {spec.a}, not {spec.d}",
+            fix=f"set d: {outputs[0]}",
+        )
+    if spec.a == INT8 and spec.layout[:2] != "rc":
+        yield Objection(
+            key="layout",
+            reason=f"{spec.layout}: int8 instructions read both operands along K",
+            fix=f"use layout: rc{spec.layout[2]} (a row-major, b column-major:"
+            " store the weight as [N, K])",
+        )
+    if spec.d == INT8 and (spec.bias or spec.residual):
+        yield Objection(
+            key="epilogue",
+            reason="an int8 output is alpha * acc alone: a bias or residual of 8 bits has no scale",
+            fix="set epilogue: {bias: false, residual: false}",
+        )
+
+
+def _first_with(dtype: DType) -> str:
+    """Name the first architecture whose tensor cores take ``dtype``."""
+    rows = [row.name for row in ARCHITECTURES if dtype in row.inputs]
+    return f"{dtype} needs {rows[0]} or later" if rows else "none here does"
 
 
 def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
@@ -121,8 +150,13 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
                 fix="for example warp: [64, 64, 32]",
             )
         if spec.stages is None:
+            fix = "set stages: 3" if arch.async_copy else "set stages: 2"
+            yield Objection(key="stages", reason="2.x kernels need a number of stages", fix=fix)
+        elif spec.stages != 2 and not arch.async_copy:
             yield Objection(
-                key="stages", reason="2.x kernels need a number of stages", fix="set stages: 3"
+                key="stages",
+                reason=f"{arch.name} has no cp.async: a main loop has 2 stages, not {spec.stages}",
+                fix="set stages: 2",
             )
         return
     if spec.warp is not None:
@@ -160,7 +194,7 @@ def _positive(spec: KernelSpec) -> Iterator[Objection]:
 
 def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
     assert spec.warp is not None
-    tile, warp, instruction = spec.tile, spec.warp, spec.arch.instruction
+    tile, warp, instruction = spec.tile, spec.warp, spec.arch.instructions[spec.a.name]
     for axis, of_tile, of_warp, of_instruction in zip("mnk", tile, warp, instruction, strict=True):
         if of_tile % of_warp:
             yield Objection(
@@ -188,11 +222,14 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
                 reason=f"warp.{axis}={size} is not proven; warp tiles are 32 or 64 wide",
                 fix=f"set warp.{axis}={32 if size < 48 else 64}",
             )
-    if tile.k not in (32, 64):  # 64 and 128 B rows: the swizzles of 2.x's shared-memory iterators
+    depths = _depths(spec)
+    if tile.k not in depths:
+        words = " or ".join(str(depth) for depth in depths)
         yield Objection(
             key="tile",
-            reason=f"tile.k={tile.k} is neither 32 nor 64, which have a conflict-free smem layout",
-            fix=f"set tile.k={32 if tile.k < 48 else 64}",
+            reason=f"tile.k={tile.k} of {spec.a}: {words} has a conflict-free layout in shared"
+            f" memory on {spec.arch.name}",
+            fix=f"set tile.k={min(depths, key=lambda depth: abs(depth - tile.k))}",
         )
     warps = (tile.m // warp.m) * (tile.n // warp.n)
     if not 2 <= warps <= 16:
@@ -210,6 +247,12 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
         )
 
 
+def _depths(spec: KernelSpec) -> tuple[int, ...]:
+    """Depths of a 2.x tile: rows of 64 or 128 B suit the swizzles of its iterators."""
+    widths = (64, 128) if spec.arch.async_copy else (64,)
+    return tuple(width // spec.a.bytes for width in widths)
+
+
 def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
     tile = spec.device_tile
     m_side, n_side = ("n", "m") if spec.swap else ("m", "n")
@@ -222,18 +265,19 @@ def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
             f" which {spec.schedule} needs",
             fix=f"tile.{m_side}={_multiple_near(tile.m, step)} is",
         )
-    width = 16  # wgmma steps by 8, but the collectives do not compile for a tile of 8
+    width = 16  # wgmma steps by 8 (int8: by 16), but the collectives do not compile for 8
     if tile.n % width or tile.n > 256:
         yield Objection(
             key="tile",
             reason=f"tile.{n_side}={tile.n} is not a multiple of {width} up to 256 (wgmma's width)",
             fix=f"tile.{n_side}={min(256, _multiple_near(tile.n, width))} is",
         )
-    if tile.k % 16:
+    depth = spec.arch.instructions[spec.a.name][2]
+    if tile.k % depth:
         yield Objection(
             key="tile",
-            reason=f"tile.k={tile.k} is not a multiple of the instruction's 16",
-            fix=f"tile.k={_multiple_near(tile.k, 16)} is",
+            reason=f"tile.k={tile.k} is not a multiple of the instruction's {depth}",
+            fix=f"tile.k={_multiple_near(tile.k, depth)} is",
         )
     accumulators = accumulator_registers(spec)
     if accumulators > ACCUMULATORS_PER_THREAD:
@@ -301,7 +345,7 @@ def _alignments(spec: KernelSpec) -> Iterator[Objection]:
         elif operand == "d":
             least, why = 1, ""
         else:
-            least = 1 if spec.stages == 2 else 2
+            least = 1 if spec.stages == 2 else 4 // dtype.bytes
             why = "cp.async copies 4 B or more; stages: 2 goes without it"
         if elements & (elements - 1) or not least <= elements <= most:
             yield Objection(
@@ -334,58 +378,3 @@ def _shared_memory(spec: KernelSpec) -> Iterator[Objection]:
 
 def _multiple_near(value: int, step: int) -> int:
     return max(step, round(value / step) * step)
-
-
-def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
-    """Say why the kernel ``spec`` cannot take the call ``problem``; empty where it can.
-
-    The sentence names the argument, the value found and the value needed.
-    """
-    if (problem.a, problem.b, problem.d) != (spec.a, spec.b, spec.d):
-        return (
-            f"the kernel computes {spec.a} @ {spec.b} -> {spec.d},"
-            f" the call is {problem.a} @ {problem.b} -> {problem.d}"
-        )
-    if problem.layout != spec.layout:
-        return f"the kernel's layout is {spec.layout}, the strides of the call are {problem.layout}"
-    if problem.bias and not spec.bias:
-        return "the kernel has no bias (epilogue.bias is false)"
-    if problem.residual and not spec.residual:
-        return "the kernel has no residual (epilogue.residual is false)"
-    if spec.arch.api == "2.x" and problem.bias and problem.residual:
-        return "2.x kernels add a bias or a residual in one call, not both"
-    if reason := _beyond_the_grid(spec, problem):
-        return reason
-    for operand, elements, dtype, found, (dimension, extent) in zip(
-        "abd",
-        spec.alignment,
-        (spec.a, spec.b, spec.d),
-        (problem.a_align, problem.b_align, problem.d_align),
-        problem.contiguous,
-        strict=True,
-    ):
-        needed = elements * dtype.bytes
-        if extent % elements:
-            return (
-                f"{operand}: {dimension}={extent} is not a multiple of {elements},"
-                f" which the kernel's {needed} B accesses need"
-            )
-        if found % needed:
-            return (
-                f"{operand}: address, row stride or batch stride divides by {found} B only,"
-                f" the kernel needs {needed} B ({elements} elements of {dtype.name})"
-            )
-    return ""
-
-
-def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:
-    if spec.arch.api == "3.x" and spec.schedule != "warp_specialized":
-        return ""  # a persistent grid has one dimension
-    if problem.batch > MOST_BLOCKS_YZ:
-        return f"batch={problem.batch} is over the {MOST_BLOCKS_YZ} blocks of a grid's third axis"
-    name, extent, tile = (
-        ("M", problem.m, spec.tile.m) if spec.swap else ("N", problem.n, spec.tile.n)
-    )
-    if extent > MOST_BLOCKS_YZ * tile:
-        return f"{name}={extent} is over {MOST_BLOCKS_YZ} tiles of {tile}, a grid's second axis"
-    return ""

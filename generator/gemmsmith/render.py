@@ -12,15 +12,30 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
+from gemmsmith.dtypes import INT32
 from gemmsmith.errors import RenderError
 from gemmsmith.resources import templates_dir
 from gemmsmith.spec import KernelSpec
 
 _TEMPLATES = {"2.x": "gemm_sm80.cu.j2", "3.x": "gemm_sm90.cu.j2"}
 
-_ELEMENTS = {"fp16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "fp32": "float"}
+_ELEMENTS = {
+    "fp16": "cutlass::half_t",
+    "bf16": "cutlass::bfloat16_t",
+    "fp32": "float",
+    "int8": "int8_t",
+    "int32": "int32_t",
+}
 _LAYOUTS = {"r": "cutlass::layout::RowMajor", "c": "cutlass::layout::ColumnMajor"}
-_ARCH_TAGS = {"sm_80": "cutlass::arch::Sm80", "sm_90a": "cutlass::arch::Sm90"}
+_ARCH_TAGS = {  # CUTLASS 4.2 has none of their own for 86, 87 and 89
+    "sm_70": "cutlass::arch::Sm70",
+    "sm_75": "cutlass::arch::Sm75",
+    "sm_80": "cutlass::arch::Sm80",
+    "sm_86": "cutlass::arch::Sm80",
+    "sm_87": "cutlass::arch::Sm80",
+    "sm_89": "cutlass::arch::Sm80",
+    "sm_90a": "cutlass::arch::Sm90",
+}
 _SCHEDULES = {
     "multistage": "",
     "warp_specialized": "cutlass::gemm::KernelTmaWarpSpecialized",
@@ -100,6 +115,7 @@ def template_values(spec: KernelSpec) -> dict[str, Any]:
         "element_b": _ELEMENTS[spec.b.name],
         "element_accumulator": _ELEMENTS[spec.acc.name],
         "element_d": _ELEMENTS[spec.d.name],
+        "element_compute": "int32_t" if spec.d == INT32 else "float",
         "layout_a": _LAYOUTS[spec.layout[0]],
         "layout_b": _LAYOUTS[spec.layout[1]],
         "layout_d": _LAYOUTS[spec.layout[2]],
@@ -108,7 +124,7 @@ def template_values(spec: KernelSpec) -> dict[str, Any]:
         "device_tile": spec.device_tile,
         "device_cluster": spec.device_cluster,
         "warp": spec.warp,
-        "instruction": spec.arch.instruction,
+        "instruction": spec.arch.instructions[spec.a.name],
         "stages": spec.stages or 0,
         "schedule": _SCHEDULES[spec.schedule],
         "scheduler": _SCHEDULERS[spec.scheduler],

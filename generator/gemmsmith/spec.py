@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from gemmsmith.arch import Architecture, Schedule, Store
-from gemmsmith.dtypes import BF16, FP32, DType
+from gemmsmith.dtypes import BF16, FP32, DType, accumulator_of
 
 Layout = Literal["rcr", "rrr", "ccr", "crr", "rcc", "rrc", "ccc", "crc"]
 Scheduler = Literal["static", "stream_k"]
@@ -113,7 +113,7 @@ class KernelSpec:
     def name(self) -> str:
         """The kernel's name in reports, files, C++ symbols, logs and tables."""
         words = ["gemm", self.a.name]
-        if self.acc != FP32:
+        if self.acc != accumulator_of(self.a):
             words.append(f"acc{self.acc.name}")
         if self.d != self.a:
             words.append(f"out{self.d.name}")

@@ -8,6 +8,7 @@ struct gemm_fp16_outfp32_rcc_64x64x32_w32x32_s3_nobias_align8x8x1_sm80_traits {
   using ElementB = cutlass::half_t;
   using ElementAccumulator = float;
   using ElementD = float;
+  using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
   using LayoutD = cutlass::layout::ColumnMajor;
@@ -30,6 +31,7 @@ struct gemm_bf16_rcr_128x128x32_w64x64_s4_res_align2x2x2_sm80_traits {
   using ElementB = cutlass::bfloat16_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::bfloat16_t;
+  using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
   using LayoutD = cutlass::layout::RowMajor;

@@ -8,6 +8,7 @@ struct gemm_bf16_rcr_128x128x32_w64x64_s4_sm80_traits {
   using ElementB = cutlass::bfloat16_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::bfloat16_t;
+  using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
   using LayoutD = cutlass::layout::RowMajor;

@@ -8,6 +8,7 @@ struct gemm_fp16_outbf16_rcr_64x128x64_c2x1_pp_sm90a_traits {
   using ElementB = cutlass::half_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::bfloat16_t;
+  using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
   using LayoutD = cutlass::layout::RowMajor;

@@ -8,6 +8,7 @@ struct gemm_bf16_rcr_128x128x64_c2x1_coop_streamk_sm90a_traits {
   using ElementB = cutlass::bfloat16_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::bfloat16_t;
+  using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
   using LayoutD = cutlass::layout::RowMajor;

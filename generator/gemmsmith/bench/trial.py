@@ -19,8 +19,8 @@ from gemmsmith.bench.rounds import Policy, Ratio
 from gemmsmith.choose import choose
 from gemmsmith.dtypes import BF16, DType, parse_dtype
 from gemmsmith.errors import ArgumentError, NoDeviceError, NoKernelError
+from gemmsmith.fit import misfit
 from gemmsmith.kernelset import ExactKernel, KernelSet, load
-from gemmsmith.legality import misfit
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.progress import Progress

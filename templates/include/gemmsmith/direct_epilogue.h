@@ -1,6 +1,6 @@
 /* An epilogue that stores accumulators from registers straight to memory: no shared memory, any
- * alignment of D. It adds what the call asks for: D = alpha * acc + bias + beta * C, in f32, rounded
- * once. A null bias or C, or beta 0, is not read.
+ * alignment of D. It adds what the call asks for: D = alpha * acc + bias + beta * C, in
+ * ElementCompute, rounded once. A null bias or C, or beta 0, is not read.
  *
  * Accumulators of wgmma lie in pairs along N. Where D's rows are contiguous in N and the row stride
  * allows it, a pair is stored as one word.
@@ -14,7 +14,7 @@
 
 namespace gemmsmith {
 
-template <class ElementAccumulator, class ElementD_, class StrideD_, bool kBiasAlongM>
+template <class ElementAccumulator, class ElementCompute, class ElementD_, class StrideD_, bool kBiasAlongM>
 class DirectEpilogue {
  public:
   using ElementC = ElementD_;
@@ -28,8 +28,8 @@ class DirectEpilogue {
   using TensorStorage = SharedStorage;
 
   struct Arguments {
-    float alpha;
-    float beta;
+    ElementCompute alpha;
+    ElementCompute beta;
     ElementD const *bias;
     ElementD const *c;
     StrideC stride_c;
@@ -73,7 +73,7 @@ class DirectEpilogue {
   CUTLASS_HOST_DEVICE
   DirectEpilogue(Params const &params_, SharedStorage const & = SharedStorage()) : params(params_) {}
 
-  CUTLASS_DEVICE bool is_source_needed() const { return params.c != nullptr && params.beta != 0.0f; }
+  CUTLASS_DEVICE bool is_source_needed() const { return params.c != nullptr && params.beta != ElementCompute(0); }
 
   template <class ProblemShape, class BlockShape, class BlockCoord, class Engine, class Layout,
             class TiledMma, class Residue>
@@ -102,14 +102,14 @@ class DirectEpilogue {
     auto value = [&](int i) {
       auto m = origin_m + get<0>(thread_at(i));
       auto n = origin_n + get<1>(thread_at(i));
-      float sum = params.alpha * float(accumulators(i));
+      ElementCompute sum = params.alpha * ElementCompute(accumulators(i));
       if (biased) {
-        sum += float(params.bias[kBiasAlongM ? m : n]);
+        sum += ElementCompute(params.bias[kBiasAlongM ? m : n]);
       }
       if (source) {
-        sum += params.beta * float(thread_c(i));
+        sum += params.beta * ElementCompute(thread_c(i));
       }
-      return cutlass::NumericConverter<ElementD, float>{}(sum);
+      return cutlass::NumericConverter<ElementD, ElementCompute>{}(sum);
     };
     auto inside = [&](int i) {
       return origin_m + get<0>(thread_at(i)) < M && origin_n + get<1>(thread_at(i)) < N;

@@ -1,4 +1,4 @@
-/* A multistage GEMM on mma.sync, from CUTLASS's 2.x kernels.
+/* A GEMM on mma.sync (Volta to Ada), from CUTLASS's 2.x kernels.
  *
  * `Traits` decides all types and is what the template generates; `Sm80Gemm<Traits>` builds the kernel
  * type and `Sm80Operation<Traits, Kernel>` the functions of its table entry.
@@ -54,14 +54,26 @@ struct Sm80Operands<Traits, true> {
   static constexpr int kAlignmentB = Traits::kAlignmentA;
 };
 
+/* Integers: the sum saturates at the ends of s32 and does not wrap. CUTLASS has no other. */
+template <class Element>
+struct Sm80Operator {
+  using Type = cutlass::arch::OpMultiplyAdd;
+};
+template <>
+struct Sm80Operator<int8_t> {
+  using Type = cutlass::arch::OpMultiplyAddSaturate;
+};
+
 template <class Traits>
 struct Sm80Gemm {
   static constexpr bool kTransposed =
       cutlass::platform::is_same<typename Traits::LayoutD, cutlass::layout::ColumnMajor>::value;
   using Operands = Sm80Operands<Traits, kTransposed>;
   using ElementD = typename Traits::ElementD;
+  using ElementCompute = typename Traits::ElementCompute;
   using Epilogue = cutlass::epilogue::thread::LinearCombination<ElementD, Traits::kAlignmentD,
-                                                                typename Traits::ElementAccumulator, float>;
+                                                                typename Traits::ElementAccumulator,
+                                                                typename Traits::ElementCompute>;
   using Kernel = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       typename Operands::ElementA, typename Operands::LayoutA, cutlass::ComplexTransform::kNone,
       Operands::kAlignmentA, typename Operands::ElementB, typename Operands::LayoutB,
@@ -69,7 +81,7 @@ struct Sm80Gemm {
       typename Traits::ElementAccumulator, cutlass::arch::OpClassTensorOp, typename Traits::Arch,
       typename Operands::Tile, typename Operands::Warp, typename Traits::Instruction, Epilogue,
       cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>, Traits::kStages,
-      cutlass::arch::OpMultiplyAdd>::GemmKernel;
+      typename Sm80Operator<typename Operands::ElementA>::Type>::GemmKernel;
 };
 
 /* `Kernel` derives from Sm80Gemm<Traits>::Kernel; its name is what a profiler shows. */
@@ -85,7 +97,8 @@ struct Sm80Operation {
     bool const residual = Traits::kResidual && call.c != nullptr && call.beta != 0.0f;
     bool const bias = Traits::kBias && !residual && call.bias != nullptr;
     void const *source = residual ? call.c : bias ? call.bias : nullptr;
-    float const beta = residual ? call.beta : bias ? 1.0f : 0.0f;
+    using Scalar = typename Types::ElementCompute;
+    Scalar const beta = static_cast<Scalar>(residual ? call.beta : bias ? 1.0f : 0.0f);
     auto const mode = call.batch > 1 ? cutlass::gemm::GemmUniversalMode::kBatched
                                      : cutlass::gemm::GemmUniversalMode::kGemm;
     cutlass::gemm::GemmCoord const size(static_cast<int>(kT ? call.n : call.m),
@@ -93,7 +106,7 @@ struct Sm80Operation {
     return {mode,
             size,
             static_cast<int>(call.batch > 1 ? call.batch : 1),
-            {call.alpha, beta},
+            {static_cast<Scalar>(call.alpha), beta},
             kT ? call.b : call.a,
             kT ? call.a : call.b,
             source,

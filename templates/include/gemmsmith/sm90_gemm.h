@@ -34,17 +34,18 @@ using Transposed = cute::conditional_t<cute::is_same_v<Layout, cutlass::layout::
 template <class Traits>
 struct Sm90Fusion {
   using ElementD = typename Traits::ElementD;
-  using Scalar = cutlass::epilogue::fusion::Sm90ScalarBroadcast<float, cute::Stride<cute::_0, cute::_0, int64_t>>;
+  using Compute = typename Traits::ElementCompute;
+  using Scalar = cutlass::epilogue::fusion::Sm90ScalarBroadcast<Compute, cute::Stride<cute::_0, cute::_0, int64_t>>;
   using Accumulator = cutlass::epilogue::fusion::Sm90AccFetch;
   template <template <class> class Operation, class Output, class... Leaves>
   using Node = cutlass::epilogue::fusion::Sm90EVT<
-      cutlass::epilogue::fusion::Sm90Compute<Operation, Output, float, cutlass::FloatRoundStyle::round_to_nearest>,
+      cutlass::epilogue::fusion::Sm90Compute<Operation, Output, Compute, cutlass::FloatRoundStyle::round_to_nearest>,
       Leaves...>;
 
   using BiasAlongM = cutlass::epilogue::fusion::Sm90ColBroadcast<
-      0, typename Traits::DeviceTile, ElementD, float, cute::Stride<cute::_1, cute::_0, int64_t>>;
+      0, typename Traits::DeviceTile, ElementD, Compute, cute::Stride<cute::_1, cute::_0, int64_t>>;
   using BiasAlongN = cutlass::epilogue::fusion::Sm90RowBroadcast<
-      0, typename Traits::DeviceTile, ElementD, float, cute::Stride<cute::_0, cute::_1, int64_t>>;
+      0, typename Traits::DeviceTile, ElementD, Compute, cute::Stride<cute::_0, cute::_1, int64_t>>;
   using Bias = cute::conditional_t<Traits::kSwap, BiasAlongM, BiasAlongN>;
 
   template <class Output>
@@ -54,21 +55,21 @@ struct Sm90Fusion {
   using Tree = cute::conditional_t<
       Traits::kResidual,
       Node<cutlass::homogeneous_multiply_add, ElementD, Scalar,
-           cutlass::epilogue::fusion::Sm90SrcFetch<ElementD>, Scaled<float>>,
+           cutlass::epilogue::fusion::Sm90SrcFetch<ElementD>, Scaled<Compute>>,
       Scaled<ElementD>>;
 
   template <class Output>
   static typename Scaled<Output>::Arguments scaled(gemmsmith_gemm const &call) {
     if constexpr (Traits::kBias) {
-      return {{{call.alpha}}, {}, {static_cast<ElementD const *>(call.bias), ElementD(0), {}}, {}};
+      return {{{static_cast<Compute>(call.alpha)}}, {}, {static_cast<ElementD const *>(call.bias), ElementD(0), {}}, {}};
     } else {
-      return {{{call.alpha}}, {}, {}};
+      return {{{static_cast<Compute>(call.alpha)}}, {}, {}};
     }
   }
 
   static typename Tree::Arguments arguments(gemmsmith_gemm const &call) {
     if constexpr (Traits::kResidual) {
-      return {{{call.beta}}, {}, scaled<float>(call), {}};
+      return {{{static_cast<Compute>(call.beta)}}, {}, scaled<Compute>(call), {}};
     } else {
       return scaled<ElementD>(call);
     }
@@ -101,8 +102,8 @@ struct Sm90Gemm {
     using Type = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Traits::DeviceTile,
         typename Traits::DeviceCluster, cutlass::epilogue::collective::EpilogueTileAuto,
-        typename Traits::ElementAccumulator, float, ElementC, DeviceLayoutD, Traits::kAlignmentD, ElementD,
-        DeviceLayoutD, Traits::kAlignmentD,
+        typename Traits::ElementAccumulator, typename Traits::ElementCompute, ElementC, DeviceLayoutD,
+        Traits::kAlignmentD, ElementD, DeviceLayoutD, Traits::kAlignmentD,
         cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
                             cutlass::epilogue::TmaWarpSpecialized>,
         typename Fusion::Tree>::CollectiveOp;
@@ -110,7 +111,8 @@ struct Sm90Gemm {
   template <class Unused>
   struct Epilogue<DirectStore, Unused> {
     using Type = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
-        DirectEpilogue<typename Traits::ElementAccumulator, ElementD, StrideD, Traits::kSwap>>;
+        DirectEpilogue<typename Traits::ElementAccumulator, typename Traits::ElementCompute, ElementD, StrideD,
+                       Traits::kSwap>>;
   };
   using CollectiveEpilogue = typename Epilogue<typename Traits::Store>::Type;
 
@@ -171,8 +173,9 @@ struct Sm90Operation {
     StrideD const stride_d = stride<StrideD>(call.ldd, call.d_batch);
     StrideD const stride_c = c ? stride<StrideD>(call.ldc, call.c_batch) : stride_d;
     if constexpr (Types::kDirect) {
-      args.epilogue.alpha = call.alpha;
-      args.epilogue.beta = call.beta;
+      using Compute = typename Traits::ElementCompute;
+      args.epilogue.alpha = static_cast<Compute>(call.alpha);
+      args.epilogue.beta = static_cast<Compute>(call.beta);
       args.epilogue.bias = static_cast<typename Types::ElementD const *>(call.bias);
       args.epilogue.c = c;
       args.epilogue.stride_c = stride_c;

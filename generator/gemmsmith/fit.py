@@ -1,0 +1,67 @@
+"""Which calls a kernel can take: the half of the legality predicate that dispatch asks."""
+
+from __future__ import annotations
+
+from gemmsmith.dtypes import INT8
+from gemmsmith.problem import GemmProblem
+from gemmsmith.spec import KernelSpec
+
+MOST_BLOCKS_YZ = 65_535  # of a grid's second and third dimension
+MOST_INT8_PRODUCTS = (2**31 - 1) // 128**2
+
+
+def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
+    """Say why the kernel ``spec`` cannot take the call ``problem``; empty where it can.
+
+    The sentence names the argument, the value found and the value needed.
+    """
+    if (problem.a, problem.b, problem.d) != (spec.a, spec.b, spec.d):
+        return (
+            f"the kernel computes {spec.a} @ {spec.b} -> {spec.d},"
+            f" the call is {problem.a} @ {problem.b} -> {problem.d}"
+        )
+    if problem.layout != spec.layout:
+        return f"the kernel's layout is {spec.layout}, the strides of the call are {problem.layout}"
+    if problem.bias and not spec.bias:
+        return "the kernel has no bias (epilogue.bias is false)"
+    if problem.residual and not spec.residual:
+        return "the kernel has no residual (epilogue.residual is false)"
+    if spec.arch.api == "2.x" and problem.bias and problem.residual:
+        return "2.x kernels add a bias or a residual in one call, not both"
+    if spec.a == INT8 and problem.k > MOST_INT8_PRODUCTS:
+        return f"K={problem.k}: int32 holds {MOST_INT8_PRODUCTS:,} products of -128 * -128 at most"
+    if reason := _beyond_the_grid(spec, problem):
+        return reason
+    for operand, elements, dtype, found, (dimension, extent) in zip(
+        "abd",
+        spec.alignment,
+        (spec.a, spec.b, spec.d),
+        (problem.a_align, problem.b_align, problem.d_align),
+        problem.contiguous,
+        strict=True,
+    ):
+        needed = elements * dtype.bytes
+        if extent % elements:
+            return (
+                f"{operand}: {dimension}={extent} is not a multiple of {elements},"
+                f" which the kernel's {needed} B accesses need"
+            )
+        if found % needed:
+            return (
+                f"{operand}: address, row stride or batch stride divides by {found} B only,"
+                f" the kernel needs {needed} B ({elements} elements of {dtype.name})"
+            )
+    return ""
+
+
+def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:
+    if spec.arch.api == "3.x" and spec.schedule != "warp_specialized":
+        return ""  # a persistent grid has one dimension
+    if problem.batch > MOST_BLOCKS_YZ:
+        return f"batch={problem.batch} is over the {MOST_BLOCKS_YZ} blocks of a grid's third axis"
+    name, extent, tile = (
+        ("M", problem.m, spec.tile.m) if spec.swap else ("N", problem.n, spec.tile.n)
+    )
+    if extent > MOST_BLOCKS_YZ * tile:
+        return f"{name}={extent} is over {MOST_BLOCKS_YZ} tiles of {tile}, a grid's second axis"
+    return ""
