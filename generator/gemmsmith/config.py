@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmsmith.arch import Architecture, parse_architecture
-from gemmsmith.config_entries import Entry, read_entries
+from gemmsmith.config_entries import read_entries
+from gemmsmith.config_entry import Entry
 from gemmsmith.config_model import schema
 from gemmsmith.errors import ConfigError, Problem
 from gemmsmith.spec import KernelSpec
 
-__all__ = ["Entry", "inspect_file", "load_specs", "schema"]
+__all__ = ["Entry", "inspect_file", "load_specs", "schema", "skipped_entries"]
 
 
 def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[KernelSpec, ...]:
     """Return the kernels of a YAML file, or of all in a folder, in their order and each once.
 
     ``arch`` keeps the kernels of these architectures only. A kernel asked for twice is returned
-    once, with a warning.
+    once, with a warning. Kernels that are skipped are left out (:func:`skipped_entries`).
 
     Raises:
         ConfigError: with every problem of every file, or where nothing is left.
@@ -36,7 +37,8 @@ def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[
         raise ConfigError(sorted(problems, key=lambda problem: (problem.file, problem.line)))
     first: dict[str, Entry] = {}
     for entry in entries:
-        assert entry.spec is not None, "a kernel without objections has a spec"
+        if entry.spec is None:
+            continue  # skipped
         earlier = first.setdefault(entry.spec.name, entry)
         here = f"{entry.file}:{entry.line}"
         if earlier is entry:
@@ -57,12 +59,18 @@ def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[
         have = ", ".join(dict.fromkeys(spec.arch.name for spec in specs))
         asked = ", ".join(row.name for row in wanted or ())
         message = f"has kernels for {have}, none for {asked or 'an empty list of architectures'}"
+        why = dict.fromkeys(
+            f"{entry.title}: {entry.reason}"
+            for entry in entries
+            if entry.skipped and entry.arch in (wanted or ())
+        )
+        message += "".join(f"\n  skipped {reason}" for reason in why)
         raise ConfigError([Problem(file=str(path), line=0, message=message)])
     return kept
 
 
 def inspect_file(path: Path | str) -> tuple[Entry, ...]:
-    """Return every kernel that a file or folder asks for, illegal ones with their objections.
+    """Return every kernel that a file or folder asks for, with what is wrong with each.
 
     Raises:
         ConfigError: where a file cannot be read as families; legality is not judged here.
@@ -71,6 +79,24 @@ def inspect_file(path: Path | str) -> tuple[Entry, ...]:
     if problems:
         raise ConfigError(problems)
     return tuple(entries)
+
+
+def skipped_entries(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[Entry, ...]:
+    """Return the kernels of a file or folder that their architecture cannot have, in their order.
+
+    Each was asked for together with architectures that can have it; ``Entry.reason`` says why not.
+    ``arch`` keeps those of these architectures only.
+
+    Raises:
+        ConfigError: where a file cannot be read as families.
+        UnknownArchitectureError: where a word of ``arch`` names no architecture.
+    """
+    wanted = _wanted(arch)
+    return tuple(
+        entry
+        for entry in inspect_file(path)
+        if entry.skipped and (wanted is None or entry.arch in wanted)
+    )
 
 
 def _wanted(arch: Sequence[str] | None) -> tuple[Architecture, ...] | None:

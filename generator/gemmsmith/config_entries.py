@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gemmsmith.arch import Architecture, Store
-from gemmsmith.config_model import AlignmentKeys, DTypes, FamilyKeys, FileKeys, KernelKeys
+from gemmsmith.arch import Architecture
+from gemmsmith.config_entry import Entry, judged, keys_of
+from gemmsmith.config_model import FamilyKeys, FileKeys, KernelKeys
 from gemmsmith.config_problems import EXAMPLES, sentences
-from gemmsmith.dtypes import INT8, INT32, DType, accumulator_of
-from gemmsmith.errors import IllegalKernelError, Objection, Problem
-from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile, widest_alignment
+from gemmsmith.errors import Problem
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One kernel that a file asks for: its spec, or why it cannot exist."""
-
-    file: str
-    """Path of the file as the user gave it."""
-    line: int
-    """1-based line of the kernel's entry."""
-    family: str
-    """Name of the family."""
-    title: str
-    """Architecture, element types, layout and tile in words; legal or not."""
-    arch: Architecture
-    """The architecture asked for."""
-    spec: KernelSpec | None
-    """The kernel; None where it is illegal."""
-    objections: tuple[Objection, ...] = ()
-    """The rules that it breaks; empty for a legal kernel."""
-    lines: tuple[int, ...] = ()
-    """For each objection the line of its key."""
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """The objections with file, line, family and kernel."""
-        return tuple(
-            Problem(
-                file=self.file,
-                line=line,
-                message=f"family {self.family!r}, kernel on line {self.line} ({self.title}):"
-                f" {objection}",
-            )
-            for line, objection in zip(self.lines, self.objections, strict=True)
-        )
 
 
 def _files(path: Path) -> list[Path]:
@@ -132,115 +96,66 @@ def _kernels(
     bad = {loc[1] for loc in inside}
     listed = block.get("kernels")
     sound = [at for at in range(len(listed or ())) if at not in bad]
+    if listed and not sound:
+        return
     family = FamilyKeys.model_validate(
         {**block, "kernels": [listed[at] for at in sound]} if listed else block
     )
-    for at, kernel in zip(sound, family.kernels or (), strict=True):
-        yield from _crossed(document, family, kernel, (*path, "kernels", at))
-    if not listed:
-        yield from _crossed(document, family, family, path)
+    blocks = [
+        ((*path, "kernels", at), kernel)
+        for at, kernel in zip(sound, family.kernels or (), strict=True)
+    ]
+    blocks = blocks if listed else [(path, family)]
+    named = [row for _, kernel in blocks for row in keys_of(family, kernel).arch]
+    if named and not bad:
+        yield from _strangers(document, path, family, named)
+    for where, kernel in blocks:
+        yield from _crossed(document, family, kernel, where)
+
+
+def _strangers(
+    document: Document, path: KeyPath, block: KernelKeys, named: Sequence[Architecture]
+) -> Iterator[Problem]:
+    """Yield a problem for each architecture of ``per_arch`` that no kernel is asked for."""
+    for row in block.per_arch:
+        if row not in named:
+            names = ", ".join(dict.fromkeys(row.name for row in named))
+            yield Problem(
+                file=document.file,
+                line=document.line((*path, "per_arch")),
+                message=f"per_arch: {row.name} is not under arch ({names}); add it or remove it",
+            )
 
 
 def _crossed(
     document: Document, family: FamilyKeys, kernel: KernelKeys, path: KeyPath
 ) -> Iterator[Entry | Problem]:
-    """Yield one entry for each architecture, element types and layout of a kernel."""
-    given = {
-        key: getattr(block, key) for block in (family, kernel) for key in block.model_fields_set
-    }
-    keys = KernelKeys.model_construct(
-        **{key: value for key, value in given.items() if key in KernelKeys.model_fields}
-    )
-    missing = [key for key in ("arch", "dtype", "tile") if not getattr(keys, key)]
+    """Yield one entry for each architecture, element types and layout of a kernel.
+
+    What is illegal on one architecture and legal on another is skipped, not refused.
+    """
+    keys = keys_of(family, kernel)
+    missing = [key for key in ("arch", "dtype") if not getattr(keys, key)]
+    if not all(keys_of(family, kernel, arch).tile for arch in keys.arch or (None,)):
+        missing.append("tile")
     for key in missing:
         message = f"family {family.name!r}: key {key!r} is missing, here and in the family"
         example = f"; for example {EXAMPLES[key]}"
         yield Problem(file=document.file, line=document.line(path), message=message + example)
     if missing:
         return
-    for arch, dtypes, layout in itertools.product(keys.arch, keys.dtype, keys.layout):
-        yield _entry(document, family.name, keys, arch, dtypes, layout, path)
-
-
-def _entry(
-    document: Document,
-    family: str,
-    keys: KernelKeys,
-    arch: Architecture,
-    dtypes: DTypes,
-    layout: Layout,
-    path: KeyPath,
-) -> Entry | Problem:
-    assert keys.tile is not None, "a kernel without a tile is refused earlier"
-    line = document.line(path)
-    tile = Tile(*keys.tile)
-    types = " ".join(
-        f"{key} {getattr(dtypes, key)}" for key in sorted(dtypes.model_fields_set - {"a"})
-    )
-    title = " ".join(word for word in (arch.name, str(dtypes.a), types, layout, str(tile)) if word)
-    schedule = keys.schedule or (arch.schedules[0] if len(arch.schedules) == 1 else None)
-    if schedule is None:
-        message = (
-            f"family {family!r}, kernel on line {line} ({title}): key 'schedule' is missing;"
-            f" {arch.name} has {', '.join(arch.schedules)}"
-        )
-        return Problem(file=document.file, line=line, message=message)
-    store = keys.store or arch.stores[0]
-    output = dtypes.d or (INT32 if dtypes.a == INT8 else dtypes.a)
-    try:
-        spec = KernelSpec(
-            arch=arch,
-            tile=tile,
-            schedule=schedule,
-            a=dtypes.a,
-            b=dtypes.b or dtypes.a,
-            acc=dtypes.acc or accumulator_of(dtypes.a),
-            d=output,
-            layout=layout,
-            warp=Tile(*keys.warp) if keys.warp else None,
-            stages=keys.stages,
-            cluster=Cluster(*keys.cluster[:2]),
-            store=store,
-            scheduler=keys.scheduler,
-            swap=keys.swap,
-            bias=keys.epilogue.bias,
-            residual=keys.epilogue.residual,
-            alignment=_alignment(keys.alignment, dtypes.a, dtypes.b or dtypes.a, output, store),
-        )
-        objections: tuple[Objection, ...] = ()
-    except IllegalKernelError as error:
-        spec, objections = None, tuple(_for_both_apis(keys, error.objections))
-    at = [((*path, objection.key), (*path[:2], objection.key)) for objection in objections]
-    return Entry(
-        file=document.file,
-        line=line,
-        family=family,
-        title=title,
-        arch=arch,
-        spec=spec,
-        objections=objections,
-        lines=tuple(
-            document.lines.get(own) or document.lines.get(shared) or line for own, shared in at
-        ),
-    )
-
-
-def _alignment(given: AlignmentKeys, a: DType, b: DType, d: DType, store: Store) -> Alignment:
-    widest = widest_alignment(a, b, d, store)
-    return Alignment(
-        a=widest.a if given.a is None else given.a,
-        b=widest.b if given.b is None else given.b,
-        d=widest.d if given.d is None else given.d,
-    )
-
-
-def _for_both_apis(keys: KernelKeys, objections: tuple[Objection, ...]) -> Iterator[Objection]:
-    """Tell a kernel of a 2.x and a 3.x architecture at once how to have both."""
-    both = len({row.api for row in keys.arch}) > 1
-    names = ", ".join(row.name for row in keys.arch)
-    for objection in objections:
-        if both and objection.key in ("schedule", "store", "warp", "stages", "cluster", "swap"):
-            apart = f"({names} share few keys: give each its own entry under kernels, with arch:)"
-            yield replace(objection, fix=f"{objection.fix} {apart}".strip())
-        else:
-            yield objection
+    if kernel is not family:
+        yield from _strangers(document, path, kernel, keys.arch)
+    combinations = list(itertools.product(keys.dtype, keys.layout))
+    rows = [
+        [
+            judged(document, family, kernel, path, arch=arch, dtypes=dtypes, layout=layout)
+            for dtypes, layout in combinations
+        ]
+        for arch in keys.arch
+    ]
+    somewhere = [any(entry.spec for entry in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        for entry, legal_somewhere in zip(row, somewhere, strict=True):
+            skipped = entry.spec is None and legal_somewhere
+            yield replace(entry, skipped=True) if skipped else entry

@@ -74,6 +74,21 @@ def _flat(cluster: tuple[int, ...]) -> tuple[int, ...]:
     return cluster
 
 
+def _one_block_each(value: object) -> object:
+    """Refuse two spellings of one architecture, of which the last would win."""
+    first: dict[str, str] = {}
+    for word in value if isinstance(value, dict) else ():
+        try:
+            name = parse_architecture(word).name
+        except UnknownArchitectureError:
+            continue  # told of the key itself
+        if name in first:
+            text = f"{first[name]} and {word} are both {name}; make them one"
+            raise PydanticCustomError("sentence", "{text}", {"text": text})
+        first[name] = word
+    return value
+
+
 class _OneOrList:
     """In the JSON schema: a list of the items, or one item as it is."""
 
@@ -146,44 +161,26 @@ class AlignmentKeys(_Block):
     """Alignment of D and of the residual in elements."""
 
 
-class KernelKeys(_Block):
-    """One kernel: each key replaces the same key of its family as a whole."""
+class ArchKeys(_Block):
+    """The keys that may differ from one architecture to the next."""
 
-    arch: Annotated[
-        tuple[ArchWord, ...],
-        BeforeValidator(_listed),
-        _OneOrList(),
-        Field(min_length=1, strict=False),
-    ] = ()
-    """Architecture, or a list of them: sm_80, sm_90a, hopper, 9.0 ..."""
-    dtype: Annotated[
-        tuple[Annotated[DTypes, BeforeValidator(_spread), _OrWord()], ...],
-        BeforeValidator(_listed),
-        _OneOrList(),
-        Field(min_length=1, strict=False),
-    ] = ()
-    """Element types: a word, a list of words (one kernel each), or a mapping a, b, acc, d."""
-    layout: Annotated[
-        tuple[Layout, ...],
-        BeforeValidator(_listed),
-        _OneOrList(),
-        Field(min_length=1, strict=False),
-    ] = ("rcr",)
-    """Row-major (r) or column-major (c) for A, B and D, or a list of such words."""
     tile: Annotated[Numbers3, Field(strict=False)] | None = None
     """Tile of one block: rows and columns of D, depth along K."""
     warp: Annotated[Numbers3, Field(strict=False)] | None = None
-    """Tile of one warp (sm_80)."""
+    """Tile of one warp (sm_70 to sm_89); where not given, the largest of 64x64, 64x32, 32x64 and
+    32x32 that divides the tile among 4 or 8 warps, else among 2 to 16."""
     stages: Annotated[
         int | None,
         BeforeValidator(_automatic),
         WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 2}]}),
     ] = None
-    """Buffers of the main loop in shared memory; auto (sm_90a): as many as fit."""
+    """Buffers of the main loop in shared memory; auto, as where not given: as many as fit on
+    sm_90a, as many as fit up to 4 on sm_80 to sm_89, 2 on sm_70 and sm_75."""
     schedule: Schedule | None = None
-    """Main loop; sm_80 has multistage alone, which may be left out."""
+    """Main loop. Where not given: multistage on sm_70 to sm_89; on sm_90a cooperative where the
+    tile's side of 64-row instructions (m, with swap n) is a multiple of 128, else pingpong."""
     store: Store | None = None
-    """How the epilogue writes its tile; smem on sm_80 and tma on sm_90a where not given."""
+    """How the epilogue writes its tile; where not given smem on sm_70 to sm_89, tma on sm_90a."""
     scheduler: Scheduler = "static"
     """How tiles are dealt to blocks."""
     cluster: Annotated[
@@ -198,6 +195,36 @@ class KernelKeys(_Block):
     """Whether a bias and a residual can be added; a bias alone where not given."""
     alignment: AlignmentKeys = AlignmentKeys()
     """Alignment of A, B and D in elements; 16 bytes each where not given."""
+
+
+class KernelKeys(ArchKeys):
+    """One kernel: each key replaces the same key of its family as a whole, except per_arch."""
+
+    arch: Annotated[
+        tuple[ArchWord, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Architecture, or a list of them: sm_80, sm_90a, hopper, 9.0 ... With several, what one of
+    them cannot have and another can is skipped there, with its reason."""
+    dtype: Annotated[
+        tuple[Annotated[DTypes, BeforeValidator(_spread), _OrWord()], ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Element types: a word, a list of words (one kernel each), or a mapping a, b, acc, d."""
+    layout: Annotated[
+        tuple[Layout, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ("rcr",)
+    """Row-major (r) or column-major (c) for A, B and D, or a list of such words."""
+    per_arch: Annotated[dict[ArchWord, ArchKeys], BeforeValidator(_one_block_each)] = {}
+    """Keys that replace the others on one architecture: {sm_90a: {cluster: [2, 1]}}. A kernel's
+    go before its family's, key by key."""
 
 
 class FamilyKeys(KernelKeys):
@@ -237,6 +264,8 @@ def _tidy(part: Any) -> Any:
         if not (key == "title" and isinstance(value, str))
         and not (key == "default" and not isinstance(value, str | bool))
     }
+    if isinstance(text := kept.get("description"), str):
+        kept["description"] = " ".join(text.split())
     for choice in ("anyOf", "allOf"):
         if len(kept.get(choice, ())) == 1:
             kept |= kept.pop(choice)[0]

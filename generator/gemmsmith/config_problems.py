@@ -13,6 +13,7 @@ from gemmsmith.arch import ARCHITECTURES
 from gemmsmith.config_model import (
     WORDS,
     AlignmentKeys,
+    ArchKeys,
     DTypes,
     EpilogueKeys,
     FamilyKeys,
@@ -43,6 +44,7 @@ EXAMPLES = {
     "stages": "stages: auto, or a number such as stages: 3",
     "families": "families: followed by entries that begin with '- name:'",
     "kernels": "kernels: followed by entries such as '- {tile: [128, 128, 64]}'",
+    "per_arch": "per_arch: {sm_90a: {cluster: [2, 1]}}",
 }
 """How to write the keys that are not one plain word."""
 
@@ -90,6 +92,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
     where: KeyPath = error["loc"]
     words = [part for part in where if isinstance(part, str)]
     key = words[-1] if words else ""
+    key = "per_arch" if "per_arch" in words[-2:] else key  # an architecture's name is no key
     if kind == "extra_forbidden":
         return _unknown_key(str(where[-1]), where, found)
     if kind == "sentence":
@@ -131,7 +134,7 @@ def _unknown_key(key: str, where: KeyPath, value: object) -> str:
         "epilogue": EpilogueKeys,
         "alignment": AlignmentKeys,
     }
-    legal = tuple(models[parent].model_fields)
+    legal = tuple(models.get(parent, ArchKeys).model_fields)  # else a word under per_arch
     if parent == "kernels" and key == "name":
         return "unknown key 'name': a kernel is named by its fields; only the family has a name"
     if parent == "epilogue" and key in ("alpha", "beta"):

@@ -31,9 +31,9 @@ _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
 
 
 def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson = False) -> None:
-    """List the kernels that files ask for, and which of them are compiled."""
+    """List the kernels that files ask for, which of them are compiled, and which are skipped."""
     from gemmsmith.build import find_cached
-    from gemmsmith.config import inspect_file
+    from gemmsmith.config import inspect_file, skipped_entries
 
     specs = specs_of(source, arch)
     places: dict[str, Entry] = {}
@@ -41,6 +41,7 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
         if entry.spec is not None:
             places.setdefault(entry.spec.name, entry)
     built = find_cached(specs)
+    skipped = skipped_entries(source_of(source), arch=architectures(arch))
     if as_json:
         print_json(
             {
@@ -54,7 +55,8 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
                         "library": str(built[spec].library) if spec in built else None,
                     }
                     for spec in specs
-                ]
+                ],
+                "skipped": [{**_place(entry), "reason": entry.reason} for entry in skipped],
             }
         )
         return
@@ -71,6 +73,25 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
             for spec in specs
         ),
     )
+    if skipped:
+        typer.echo()
+        print_table(
+            ("SKIPPED", "FAMILY", "WHERE", "BECAUSE"),
+            (
+                (entry.title, entry.family, f"{entry.file}:{entry.line}", entry.reason)
+                for entry in skipped
+            ),
+        )
+
+
+def _place(entry: Entry) -> dict[str, Any]:
+    return {
+        "title": entry.title,
+        "family": entry.family,
+        "file": entry.file,
+        "line": entry.line,
+        "arch": entry.arch.name,
+    }
 
 
 def _facts(spec: KernelSpec) -> dict[str, Any]:
@@ -116,7 +137,8 @@ def explain(
 ) -> None:
     """Say for each kernel why it is legal or not, what it takes, and its waves for a problem.
 
-    Ends with 2 where a kernel is illegal.
+    A kernel is skipped that another architecture of its entry can have and this one cannot. Ends
+    with 2 where a kernel is illegal and not skipped.
     """
     from gemmsmith.arch import parse_architecture
     from gemmsmith.config import inspect_file
@@ -140,7 +162,7 @@ def explain(
     else:
         for result in results:
             typer.echo(_explanation(*result))
-    if any(entry.objections for entry in entries):
+    if any(entry.problems for entry in entries):
         raise typer.Exit(2)
 
 
@@ -157,12 +179,9 @@ def _explained(
     entry: Entry, report: SpecReport | None, met: ProblemReport | None
 ) -> dict[str, Any]:
     return {
-        "title": entry.title,
-        "family": entry.family,
-        "file": entry.file,
-        "line": entry.line,
-        "arch": entry.arch.name,
+        **_place(entry),
         "legal": not entry.objections,
+        "skipped": entry.skipped,
         "objections": [asdict(objection) for objection in entry.objections],
         "resources": asdict(report) if report else None,
         "problem": asdict(met) if met else None,
@@ -172,7 +191,8 @@ def _explained(
 def _explanation(entry: Entry, report: SpecReport | None, met: ProblemReport | None) -> str:
     place = f"{entry.file}:{entry.line}"
     if report is None:
-        lines = [f"{place}: illegal: {entry.title}", *map(str, entry.objections)]
+        verdict = "skipped" if entry.skipped else "illegal"
+        lines = [f"{place}: {verdict}: {entry.title}", *map(str, entry.objections)]
         return "\n    ".join(lines)
     stages = f"{report.stages} stages" + (" (auto)" if report.stages_automatic else "")
     memory = (

@@ -1,0 +1,200 @@
+"""One kernel that a file asks for: its keys on one architecture, and what becomes of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemmsmith.arch import Architecture, Store, parse_architecture
+from gemmsmith.config_defaults import (
+    default_output,
+    default_schedule,
+    stage_counts,
+    warp_tiles,
+)
+from gemmsmith.config_model import AlignmentKeys, ArchKeys, DTypes, FamilyKeys, KernelKeys
+from gemmsmith.dtypes import DType, accumulator_of
+from gemmsmith.errors import IllegalKernelError, Objection, Problem
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile, widest_alignment
+from gemmsmith.yaml_lines import Document, KeyPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One kernel that a file asks for: its spec, or why it cannot exist."""
+
+    file: str
+    """Path of the file as the user gave it."""
+    line: int
+    """1-based line of the kernel's entry."""
+    family: str
+    """Name of the family."""
+    title: str
+    """Architecture, element types, layout and tile in words; legal or not."""
+    arch: Architecture
+    """The architecture asked for."""
+    a: DType
+    """Element type of A."""
+    d: DType
+    """Element type of D."""
+    layout: Layout
+    """Layout of A, B and D."""
+    spec: KernelSpec | None
+    """The kernel; None where it is illegal."""
+    objections: tuple[Objection, ...] = ()
+    """The rules that it breaks; empty for a legal kernel."""
+    lines: tuple[int, ...] = ()
+    """For each objection the line of its key."""
+    skipped: bool = False
+    """Illegal here, but legal on another architecture that the same entry names: no mistake."""
+
+    @property
+    def reason(self) -> str:
+        """The objections in one line; empty for a legal kernel."""
+        return "; ".join(map(str, self.objections))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The objections with file, line, family and kernel; empty for a skipped kernel."""
+        if self.skipped:
+            return ()
+        return tuple(
+            Problem(
+                file=self.file,
+                line=line,
+                message=f"family {self.family!r}, kernel on line {self.line} ({self.title}):"
+                f" {objection}",
+            )
+            for line, objection in zip(self.lines, self.objections, strict=True)
+        )
+
+
+def keys_of(family: FamilyKeys, kernel: KernelKeys, arch: Architecture | None = None) -> KernelKeys:
+    """Return what holds for ``kernel`` of ``family`` on ``arch``, or on all where it is None.
+
+    Kernel goes before family, and ``per_arch`` of both before either.
+    """
+    blocks = (family, kernel, *(block.per_arch.get(arch) for block in (family, kernel) if arch))
+    given = {
+        key: getattr(block, key)
+        for block in blocks
+        if block is not None
+        for key in block.model_fields_set
+    }
+    return KernelKeys.model_construct(
+        **{key: value for key, value in given.items() if key in KernelKeys.model_fields}
+    )
+
+
+def judged(
+    document: Document,
+    family: FamilyKeys,
+    kernel: KernelKeys,
+    path: KeyPath,
+    *,
+    arch: Architecture,
+    dtypes: DTypes,
+    layout: Layout,
+) -> Entry:
+    """Return one kernel of ``kernel``'s crossed lists as an entry, legal or not."""
+    keys = keys_of(family, kernel, arch)
+    assert keys.tile is not None, "a kernel without a tile is refused earlier"
+    line = document.line(path)
+    tile = Tile(*keys.tile)
+    types = " ".join(
+        f"{key} {getattr(dtypes, key)}" for key in sorted(dtypes.model_fields_set - {"a"})
+    )
+    title = " ".join(word for word in (arch.name, str(dtypes.a), types, layout, str(tile)) if word)
+    d = dtypes.d or default_output(dtypes.a)
+    store = keys.store or arch.stores[0]
+    fields = {
+        "arch": arch,
+        "tile": tile,
+        "schedule": keys.schedule or default_schedule(arch, tile, swap=keys.swap),
+        "a": dtypes.a,
+        "b": dtypes.b or dtypes.a,
+        "acc": dtypes.acc or accumulator_of(dtypes.a),
+        "d": d,
+        "layout": layout,
+        "cluster": Cluster(*keys.cluster[:2]),
+        "store": store,
+        "scheduler": keys.scheduler,
+        "swap": keys.swap,
+        "bias": keys.epilogue.bias,
+        "residual": keys.epilogue.residual,
+        "alignment": _alignment(keys.alignment, dtypes, d, store),
+    }
+    found = _first_legal(fields, arch, tile, keys)
+    spec = found if isinstance(found, KernelSpec) else None
+    broken = () if isinstance(found, KernelSpec) else found
+    places = [_place(document, path, arch, objection.key) for objection in broken]
+    shared = {(*block, key) for block in (path, path[:2]) for key in ArchKeys.model_fields}
+    return Entry(
+        file=document.file,
+        line=line,
+        family=family.name,
+        title=title,
+        arch=arch,
+        a=dtypes.a,
+        d=d,
+        layout=layout,
+        spec=spec,
+        objections=tuple(
+            _on_one_alone(objection, arch) if len(keys.arch) > 1 and place in shared else objection
+            for objection, place in zip(broken, places, strict=True)
+        ),
+        lines=tuple(document.lines[place] if place is not None else line for place in places),
+    )
+
+
+def _first_legal(
+    fields: dict[str, Any], arch: Architecture, tile: Tile, keys: KernelKeys
+) -> KernelSpec | tuple[Objection, ...]:
+    """The spec with the first legal choice of what ``keys`` leave open, or the fewest objections.
+
+    Of choices with equally many objections the last one's are told: it takes least.
+    """
+    by_hand = arch.api == "2.x"
+    warps = (Tile(*keys.warp),) if keys.warp else warp_tiles(tile) if by_hand else (None,)
+    counts = (keys.stages,) if keys.stages or not by_hand else tuple(stage_counts(arch))
+    refused: list[tuple[Objection, ...]] = []
+    for warp, stages in itertools.product(warps, counts):
+        try:
+            return KernelSpec(**fields, warp=warp, stages=stages)
+        except IllegalKernelError as error:
+            refused.append(error.objections)
+    return min(reversed(refused), key=len)
+
+
+def _alignment(given: AlignmentKeys, dtypes: DTypes, d: DType, store: Store) -> Alignment:
+    widest = widest_alignment(dtypes.a, dtypes.b or dtypes.a, d, store)
+    return Alignment(
+        a=widest.a if given.a is None else given.a,
+        b=widest.b if given.b is None else given.b,
+        d=widest.d if given.d is None else given.d,
+    )
+
+
+def _place(document: Document, path: KeyPath, arch: Architecture, key: str) -> KeyPath | None:
+    """Where the file gives ``key`` to the kernel at ``path`` on ``arch``; None where nowhere."""
+    blocks = (path, path[:2])
+    wanted = [place for block in blocks for place in _per_arch(document, block, arch, key)]
+    wanted += [(*block, key) for block in blocks]
+    return next((place for place in wanted if place in document.lines), None)
+
+
+def _per_arch(
+    document: Document, block: KeyPath, arch: Architecture, key: str
+) -> Iterator[KeyPath]:
+    inside = (*block, "per_arch")
+    for place in document.lines:
+        if place[:-1] == inside and parse_architecture(str(place[-1])) == arch:
+            yield (*place, key)
+
+
+def _on_one_alone(objection: Objection, arch: Architecture) -> Objection:
+    """Tell an entry of several architectures how one of them gets another value of a key."""
+    apart = f"(for {arch.name} alone: per_arch: {{{arch.name}: {{{objection.key}: ...}}}})"
+    return replace(objection, fix=f"{objection.fix} {apart}".strip())
