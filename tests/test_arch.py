@@ -9,6 +9,7 @@ from gemmsmith.arch import (
     SM_70,
     SM_80,
     SM_90A,
+    Architecture,
     architecture_of,
     parse_architecture,
     portable,
@@ -28,31 +29,52 @@ from gemmsmith.errors import UnknownArchitectureError
 KNOWN = "sm_70, sm_75, sm_80, sm_86, sm_87, sm_89, sm_90a"
 
 
-@pytest.mark.parametrize("word", ["sm_80", "sm80", "80", "8.0", "Ampere", " SM_80 "])
-def test_spellings_of_sm_80(word: str) -> None:
-    assert parse_architecture(word) is SM_80
-
-
-@pytest.mark.parametrize("word", ["sm_90a", "SM90a", "90a", "9.0", "9.0a", "hopper"])
-def test_spellings_of_sm_90a(word: str) -> None:
-    assert parse_architecture(word) is SM_90A
-
-
 @pytest.mark.parametrize("word", ["sm_90", "sm90", "90"])
 def test_k13_sm_90_means_sm_90a(word: str) -> None:
     assert parse_architecture(word) is SM_90A
 
 
-@pytest.mark.parametrize("word", ["sm_60", "sm_100", "8", "9", "", "a", "80a", "auto"])
-def test_unknown_words_name_the_known_ones(word: str) -> None:
+@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
+def test_every_spelling_of_a_row(row: Architecture) -> None:
+    major, minor = row.capability
+    spellings = {row.name, row.suffix, *row.aliases, f"{major}{minor}", f"{major}.{minor}"}
+    spellings |= {f"sm_{major}{minor}", f"sm{major}{minor}", f"sm_{major}.{minor}"}
+    if row.name.endswith("a"):
+        spellings |= {f"{major}{minor}a", f"{major}.{minor}a"}
+    for spelling in spellings:
+        for written in (spelling, spelling.upper(), f" {spelling.capitalize()}\n"):
+            assert parse_architecture(written) is row, written
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("sm_60", ""),
+        ("sm_100", ""),
+        ("", ""),
+        ("a", ""),
+        ("auto", ""),
+        ("100.0", ""),  # what YAML makes of 1e2
+        ("800", ""),
+        ("0x50", ""),
+        ("080", ""),
+        ("-80", "; did you mean sm_80?"),
+        ("8", "; did you mean sm_80 or sm_86 or sm_87 or sm_89?"),
+        ("9", "; did you mean sm_90a?"),
+        ("80a", "; did you mean sm_80?"),
+        ("compute_89", "; did you mean sm_89?"),
+        ("sm-7.5", "; did you mean sm_75?"),
+        ("9.0b", "; did you mean sm_90a?"),
+        ("hoper", "; did you mean hopper?"),
+        ("9.0a+PTX", "; kernels are machine code without PTX: write sm_90a"),
+        ("8.0;9.0a+PTX", "; name one architecture at a time, or write a list: [8.0, 9.0]"),
+        ("80 90", "; name one architecture at a time, or write a list: [8.0, 9.0]"),
+    ],
+)
+def test_unknown_words_name_what_may_be_meant(word: str, hint: str) -> None:
     with pytest.raises(UnknownArchitectureError) as caught:
         parse_architecture(word)
-    assert str(caught.value) == f"arch {word!r} is not known (known: {KNOWN})"
-
-
-def test_a_misspelt_nickname_gets_the_nearest() -> None:
-    with pytest.raises(UnknownArchitectureError, match="did you mean hopper"):
-        parse_architecture("hoper")
+    assert str(caught.value) == f"arch {word!r} is not known{hint} (known: {KNOWN})"
 
 
 def test_rows_by_capability() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config_files import AMPERE, HOPPER, load, problem, write
-from gemmsmith.arch import SM_80, SM_90A
+from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A, Architecture
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.errors import ConfigError, UnknownArchitectureError
@@ -110,10 +110,44 @@ def test_lists_are_crossed(tmp_path: Path) -> None:
     assert specs[2].alignment == (8, 8, 4)  # 16 bytes of fp32
 
 
-@pytest.mark.parametrize("word", ["sm_90a", "sm90a", "90a", "90", "9.0", "'9.0a'", "hopper"])
-def test_spellings_of_an_architecture(tmp_path: Path, word: str) -> None:
-    (spec,) = load(tmp_path, HOPPER.replace("sm_90a", word))
-    assert spec.arch is SM_90A
+@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
+def test_a_spelling_is_the_same_row_however_yaml_reads_it(
+    tmp_path: Path, row: Architecture
+) -> None:
+    """80 and 8.0 come as numbers, 90a as text, '8.0' as text: all in each position of a file."""
+    major, minor = row.capability
+    words = {row.name, row.suffix, row.name.removeprefix("sm_"), *row.aliases}
+    words |= {f"{major}{minor}", f"{major}.{minor}", f"{major}.{minor}0", f"sm_{major}.{minor}"}
+    text = "families:\n  - {name: f, arch: WORD, dtype: fp16, tile: [128, 128, 32]}\n"
+    for word in words:
+        for written in (word, f"'{word}'", f'"{word}"', f"[{word}]", word.upper(), f"!!str {word}"):
+            (spec,) = load(tmp_path, text.replace("WORD", written))
+            assert spec.arch is row, written
+        (spec,) = load_specs(write(tmp_path, text.replace("WORD", row.name)), arch=[word])
+        assert spec.arch is row, word
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("1e2", "arch: arch '100.0' is not known"),
+        ("8", "arch: arch '8' is not known; did you mean sm_80 or sm_86 or"),
+        ("0x50", "arch: arch '0x50' is not known"),
+        ("080", "arch: arch '080' is not known"),
+        ("1:20", "arch: arch '1:20' is not known"),
+        (".inf", "arch: arch '.inf' is not known"),
+        ("9.0a+PTX", "arch: arch '9.0a+PTX' is not known; kernels are machine code without PTX"),
+        ("8.0;9.0", "arch: arch '8.0;9.0' is not known; name one architecture at a time"),
+        ("no", "arch: false does not fit; write arch: sm_90a"),
+        ("{sm_80: 1}", "arch: {'sm_80': 1} does not fit; write arch: sm_90a"),
+        ("[]", "arch: [] has 0 entries; write arch: sm_90a"),
+        ("~", "arch: no value; give one or remove the key"),
+    ],
+)
+def test_words_that_are_no_architecture(tmp_path: Path, written: str, message: str) -> None:
+    line, told = problem(tmp_path, HOPPER.replace("sm_90a", written))
+    assert line == 3
+    assert told.startswith(message)
 
 
 @pytest.mark.parametrize("word", ["sm_90", "90", "9.0"])

@@ -7,6 +7,7 @@ CUTLASS 4.2 instantiates. A new architecture is a new row.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -253,33 +254,55 @@ def portable(row: Architecture) -> Architecture:
     )
 
 
-def _spellings(row: Architecture) -> tuple[str, ...]:
-    major, minor = row.capability
-    digits = row.name.removeprefix("sm_")
-    named = (
-        (f"{major}.{minor}", f"{major}.{minor}a") if digits.endswith("a") else (f"{major}.{minor}",)
-    )
-    return (row.name, row.suffix, digits, *named, *row.aliases)
+_NUMBER = re.compile(r"(?:sm_?)?(?P<major>[0-9]+)(?:\.(?P<minor>[0-9])0*)?(?P<a>a?)\Z")
 
 
 def parse_architecture(word: str) -> Architecture:
     """Return the row that ``word`` names: ``sm_90a``, ``sm90a``, ``90a``, ``9.0``, ``hopper``.
 
+    The number may be written with a point or without, and with ``sm``, ``sm_`` or nothing before
+    it. Text that YAML made of a number is fine: 8.0, 80 and 8.60 name what they look like. sm_90
+    (without ``a``) is sm_90a, because wgmma and TMA kernels exist for that target alone.
+
     Raises:
-        UnknownArchitectureError: where no row answers to ``word``; ``sm_90`` (without ``a``) is
-            taken as sm_90a, because wgmma and TMA kernels exist for that target alone.
+        UnknownArchitectureError: where no row answers to ``word``.
     """
     lowered = str(word).strip().lower()
-    for row in ARCHITECTURES:
-        spellings = _spellings(row)
-        if lowered in spellings or lowered + "a" in spellings[:3]:
-            return row
-    known = [spelling for row in ARCHITECTURES for spelling in _spellings(row)]
-    digits = any(letter.isdigit() for letter in lowered)  # sm_70 is no misspelling of sm_80
-    near = [] if digits else difflib.get_close_matches(lowered, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    names = ", ".join(row.name for row in ARCHITECTURES)
-    raise UnknownArchitectureError(f"arch {word!r} is not known{hint} (known: {names})")
+    row = _numbered(lowered) or next((row for row in ARCHITECTURES if lowered in row.aliases), None)
+    if row is None:
+        names = ", ".join(row.name for row in ARCHITECTURES)
+        raise UnknownArchitectureError(
+            f"arch {word!r} is not known{_hint(lowered)} (known: {names})"
+        )
+    return row
+
+
+def _numbered(lowered: str) -> Architecture | None:
+    found = _NUMBER.match(lowered)
+    if found is None:
+        return None
+    digits = found["major"] + (found["minor"] or "")
+    exact = f"sm_{digits}{found['a']}"
+    return next((row for row in ARCHITECTURES if row.name in (exact, f"sm_{digits}a")), None)
+
+
+def _hint(lowered: str) -> str:
+    """What may be meant, or is asked for and never made; empty where nothing comes near."""
+    several = [word for word in re.split(r"[;,\s]+", lowered) if word]
+    if len(several) > 1 and all(_numbered(word.removesuffix("+ptx")) for word in several):
+        return "; name one architecture at a time, or write a list: [8.0, 9.0]"
+    if lowered.endswith("+ptx") and (row := _numbered(lowered.removesuffix("+ptx"))):
+        return f"; kernels are machine code without PTX: write {row.name}"
+    if lowered.isdecimal():
+        near = [row.name for row in ARCHITECTURES if lowered == str(row.capability[0])]
+    elif number := re.search(
+        r"[0-9]{2,}|[0-9]\.[0-9]", lowered
+    ):  # sm_70 is no misspelling of sm_80
+        near = [row.name] if (row := _numbered(number.group())) else []
+    else:
+        words = [word for row in ARCHITECTURES for word in (row.name, *row.aliases)]
+        near = difflib.get_close_matches(lowered, words, n=1)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def architecture_of(capability: tuple[int, int]) -> Architecture:
