@@ -50,7 +50,7 @@ def real_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def real_libraries(real_cache: Path) -> dict[KernelSpec, Path]:
     """The compiled libraries of the two kernels of ``real_kernels``."""
-    from gemmsmith.build import find_built
+    from gemmsmith.lookup import find_built
     from real_kernels import AMPERE, HOPPER
 
     with pytest.MonkeyPatch.context() as patch:

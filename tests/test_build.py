@@ -22,12 +22,13 @@ import fakes
 import gemmsmith.build
 from fake_tools import fake_nvcc
 from fakes import FakeNvcc, ampere, hopper
-from gemmsmith.build import build, find_built
+from gemmsmith.build import build
 from gemmsmith.card import can_inspect
 from gemmsmith.compile import terminable
 from gemmsmith.config import load_specs
 from gemmsmith.errors import ArgumentError, CacheError, CompileError, ToolchainError
 from gemmsmith.launcher.with_ctypes import read_table
+from gemmsmith.lookup import find_built
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
 _PATH = os.pathsep.join(
@@ -392,6 +393,9 @@ def test_never_compile(cache_dir: Path, nvcc: FakeNvcc, monkeypatch: pytest.Monk
     report = build([ampere(64), ampere(128)], toolchain=nvcc.toolchain)
     assert [kernel.spec for kernel in report.built] == [ampere(64)]
     with pytest.raises(CompileError, match="gemmsmith build --arch sm_80"):
+        report.raise_if_failed()
+    report = build([ampere(128)], toolchain=nvcc.toolchain, source="my kernels.yaml")
+    with pytest.raises(CompileError, match=r"build 'my kernels\.yaml' --arch sm_80"):
         report.raise_if_failed()
     assert len(nvcc.runs()) == 1
 

@@ -294,10 +294,10 @@ def test_opcheck(kernels: KernelSet) -> None:
 
 
 def test_both_launchers_give_equal_bits(kernels: KernelSet) -> None:
-    from gemmsmith.build import find_built
     from gemmsmith.launcher import Call
     from gemmsmith.launcher.with_ctypes import CtypesLauncher
     from gemmsmith.launcher.with_pybind11 import pybind11_launcher
+    from gemmsmith.lookup import find_built
 
     a, w, right = operands(200, 512, 256)
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count

@@ -131,7 +131,7 @@ def test_an_unknown_name_is_told_the_nearest(file: Path) -> None:
 
 def test_what_is_not_built_names_the_command(file: Path) -> None:
     kernels = load(file, arch="hopper")
-    command = re.escape(f"call .build() first, or run gemmsmith build {file} --arch sm_90a")
+    command = re.escape(f"call .build() first, or run gemmsmith build '{file}' --arch sm_90a")
     problem = problem_for(kernels.specs[0])
     with pytest.raises(NoKernelError, match=rf"no kernel of .* is built: {command}"):
         kernels.plan(problem, H200)

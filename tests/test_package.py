@@ -139,7 +139,7 @@ def test_l04_a_child_can_use_the_gpu_after_load_lookup_and_a_call(tmp_path: Path
     pytest.importorskip("torch")
     code = f"""
 import os, torch, gemmsmith
-from gemmsmith.build import find_built
+from gemmsmith.lookup import find_built
 kernels = gemmsmith.load({str(FILE)!r}, arch="hopper")
 assert find_built(kernels.specs) == {{}}
 a = torch.ones(8, 8, dtype=torch.bfloat16)

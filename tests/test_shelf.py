@@ -32,10 +32,10 @@ class World:
         self.outcome: list[Any] = []
         self.builds = 0
 
-    def find_built(self, specs: list[KernelSpec]) -> dict[KernelSpec, Path]:
+    def find(self, specs: Any) -> dict[KernelSpec, Path]:
         return {spec: Path(spec.name) for spec in specs if spec in self.built}
 
-    def build(self, specs: Any) -> BuildReport:
+    def build(self, specs: Any, **_: Any) -> BuildReport:
         self.builds += 1
         (outcome,) = self.outcome
         if isinstance(outcome, Exception):
@@ -43,18 +43,21 @@ class World:
         failed = (FailedKernel(spec=SPECS[1], error=CompileError("it is Monday")),)
         return BuildReport(built=(), failed=failed, seconds=0.0)
 
+    def how_to_get(self, specs: Any) -> str:
+        return f"make {len(specs)} of them"
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(shelf, "find_built", made.find_built)
-    monkeypatch.setattr(shelf, "build", made.build)
     monkeypatch.setattr(shelf, "load_library", lambda path: {str(path): f"loaded {path}"})
     return made
 
 
-def default_set() -> KernelSet:
-    return KernelSet(SPECS, arch=SM_90A, source="d", build_on_use=True, torch_may_run=True)
+def default_set(world: World) -> KernelSet:
+    return KernelSet(
+        SPECS, arch=SM_90A, source="d", build_on_use=True, torch_may_run=True, supply=world
+    )
 
 
 @pytest.mark.parametrize("outcome", ["a failed kernel", ToolchainError("there is no nvcc")])
@@ -62,7 +65,7 @@ def test_defaults_go_on_with_what_is_built_and_try_once(
     world: World, outcome: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.built, world.outcome = {SPECS[0]}, [outcome]
-    kernels = default_set()
+    kernels = default_set(world)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             plan = kernels.plan(CALL, H200)
@@ -75,21 +78,33 @@ def test_defaults_go_on_with_what_is_built_and_try_once(
 
 def test_without_any_default_kernel_torch_takes_the_call(world: World) -> None:
     world.outcome = [ToolchainError("there is no nvcc")]
-    assert default_set().plan(CALL, H200) == "no default kernel for sm_90a is built"
+    assert default_set(world).plan(CALL, H200) == "no default kernel for sm_90a is built"
 
 
 def test_a_set_of_the_user_is_never_built_unasked(world: World) -> None:
-    kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml")
-    with pytest.raises(NoKernelError, match=r"no kernel of my\.yaml is built: call \.build\(\)"):
+    kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml", supply=world)
+    with pytest.raises(NoKernelError, match=r"no kernel of my\.yaml is built: make 2 of them"):
         kernels.plan(CALL, H200)
     assert world.builds == 0
 
 
 def test_a_named_kernel_is_found_once_another_process_built_it(world: World) -> None:
     world.built = {SPECS[0]}
-    kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml")
+    kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml", supply=world)
     assert str(kernels.loaded(SPECS[0])) == f"loaded {SPECS[0].name}"
-    with pytest.raises(NoKernelError, match=f"{SPECS[1].name} is not built"):
+    with pytest.raises(NoKernelError, match=f"{SPECS[1].name} is not built: make 1 of them"):
         kernels.loaded(SPECS[1])
     world.built.add(SPECS[1])
     assert str(kernels.loaded(SPECS[1])) == f"loaded {SPECS[1].name}"
+
+
+def test_never_compile_says_once_what_builds_the_defaults(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_NEVER_COMPILE", "1")
+    kernels = default_set(world)
+    for _ in range(2):
+        reason = kernels.plan(CALL, H200)
+        assert reason == "no default kernel for sm_90a is built: make 2 of them"
+    assert caplog.messages == ["2 default kernels for sm_90a missing: make 2 of them"]
+    assert world.builds == 0

@@ -1,4 +1,4 @@
-"""Builds the kernels that are not in the cache, many at once, and tells for each what came out."""
+"""Builds the kernels that are not there yet, many at once, and tells for each what came out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gemmsmith.errors import ArgumentError, CompileError, GemmsmithError, LoadEr
 from gemmsmith.identity import Identity, identity
 from gemmsmith.jobs import parallel_jobs
 from gemmsmith.launcher.with_ctypes import read_table
+from gemmsmith.lookup import build_command, stock
 from gemmsmith.plan import Group, makespan, plan
 from gemmsmith.progress import Progress, Silent
 from gemmsmith.render import render
@@ -37,6 +38,8 @@ class BuiltKernel:
     card: Card = field(repr=False)
     cached: bool
     """Whether it was there before this build."""
+    built_with: Mapping[str, str] = field(repr=False, hash=False)
+    """Parts of its identity, as recorded when it was compiled."""
 
     @property
     def seconds(self) -> float:
@@ -85,9 +88,12 @@ def build(
     toolchain: Toolchain | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    source: str = "",
 ) -> BuildReport:
     """Return where the compiled kernels are, compiling those that are missing.
 
+    Kernels of bundles count as compiled, unless a ``toolchain`` is named. ``source`` is the file
+    of the kernels, for the command that an error names.
     ``jobs`` is the number of compilers at once (default: :func:`gemmsmith.jobs.parallel_jobs`).
     A kernel that fails is in the report; the others are built all the same. While compilers run,
     SIGTERM to the main thread ends them as an interrupt does, and raises SystemExit.
@@ -96,7 +102,9 @@ def build(
         ArgumentError: where ``jobs`` is no whole number from 1 up.
         ToolchainError: where a kernel is missing and there is nothing to compile it with.
         CacheError: where a kernel is missing and the cache cannot be written.
+        BundleError: where GEMMSMITH_BUNDLES names what is no bundle.
     """
+    chosen = toolchain
     _check_jobs(jobs)
     started = time.monotonic()
     wanted = tuple(dict.fromkeys(specs))
@@ -106,11 +114,12 @@ def build(
             toolchain = find_toolchain()
         except ToolchainError as error:  # reported only if something is missing
             no_toolchain = error
-    cache = Cache(settings().cache_dir)
+    places = stock(bundles=chosen is None)  # what a named compiler makes is what is asked for
+    cache = places.cache
     identities = {spec: identity(render([spec]), toolchain) for spec in wanted}
-    found = {spec: cache.find(identities[spec]) for spec in wanted}
+    found = {spec: places.find(identities[spec]) for spec in wanted}
     built: dict[KernelSpec, BuiltKernel] = {
-        spec: BuiltKernel(spec=spec, library=kernel.library, card=kernel.card, cached=True)
+        spec: _ready(spec, kernel, cached=True)
         for spec, kernel in found.items()
         if kernel is not None
     }
@@ -119,13 +128,15 @@ def build(
     failed: dict[KernelSpec, GemmsmithError] = {}
     missing = [spec for spec in wanted if spec not in built]
     if missing and settings().never_compile:
-        failed = {spec: _never(spec, cache.explain_miss(identities[spec])) for spec in missing}
+        failed = {
+            spec: _never(spec, places.explain_miss(identities[spec]), source) for spec in missing
+        }
     elif missing:
         if toolchain is None:
             assert no_toolchain is not None
             raise no_toolchain
         for spec in missing:
-            _log.info("%s", cache.explain_miss(identities[spec]))
+            _log.info("%s", places.explain_miss(identities[spec]))
         failed = _untargeted(missing, toolchain)
         todo = [spec for spec in missing if spec not in failed]
         workers = jobs or parallel_jobs({spec.arch for spec in todo})
@@ -141,27 +152,6 @@ def build(
         ),
         seconds=time.monotonic() - started,
     )
-
-
-def find_cached(specs: Sequence[KernelSpec]) -> dict[KernelSpec, CachedKernel]:
-    """Return those kernels, with their cards, that the cache holds; compiles nothing."""
-    toolchain: Toolchain | None = None
-    refusal: ToolchainError | None = None
-    try:
-        toolchain = find_toolchain()
-    except ToolchainError as error:  # the newest kernel that agrees in all else will do
-        refusal = error
-    cache = Cache(settings().cache_dir)
-    kernels = {spec: cache.find(identity(render([spec]), toolchain)) for spec in specs}
-    found = {spec: kernel for spec, kernel in kernels.items() if kernel is not None}
-    if found and refusal is not None:
-        warn_of_refused_choice(refusal)
-    return found
-
-
-def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
-    """Return the libraries of those kernels that the cache holds; compiles nothing."""
-    return {spec: kernel.library for spec, kernel in find_cached(specs).items()}
 
 
 class _Builder:
@@ -309,9 +299,7 @@ class _Builder:
 
     def _finish(self, spec: KernelSpec, kernel: CachedKernel, *, cached: bool) -> None:
         with self._lock:
-            self.built[spec] = BuiltKernel(
-                spec=spec, library=kernel.library, card=kernel.card, cached=cached
-            )
+            self.built[spec] = _ready(spec, kernel, cached=cached)
             self._progress.finished(kernel.card, remaining=self._remaining())
 
     def _fail(self, spec: KernelSpec, error: GemmsmithError) -> None:
@@ -341,10 +329,20 @@ def _check_jobs(jobs: int | None) -> None:
         )
 
 
-def _never(spec: KernelSpec, why: str) -> CompileError:
+def _ready(spec: KernelSpec, kernel: CachedKernel, *, cached: bool) -> BuiltKernel:
+    return BuiltKernel(
+        spec=spec,
+        library=kernel.library,
+        card=kernel.card,
+        cached=cached,
+        built_with=kernel.built_with,
+    )
+
+
+def _never(spec: KernelSpec, why: str, source: str) -> CompileError:
     return CompileError(
         f"{why}, and GEMMSMITH_NEVER_COMPILE is set: unset it, or build beforehand with "
-        f"gemmsmith build --arch {spec.arch.name}"
+        f"{build_command(source, spec.arch.name)}"
     )
 
 

@@ -14,9 +14,9 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class CachedKernel:
     """Shared library that holds it."""
     card: Card
     """What it turned out to be."""
+    built_with: Mapping[str, str] = field(repr=False, hash=False)
+    """Parts of the identity that it was stored under."""
 
 
 class Cache:
@@ -52,11 +54,11 @@ class Cache:
         """
         for manifest in self._manifests(identity):
             try:
-                found, key = self._read(manifest)
+                found = self._read(manifest)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 _log.warning("cache entry %s counts as missing: %s", manifest, error)
                 continue
-            if not identity.differences(key):
+            if not identity.differences(found.built_with):
                 return found
         return None
 
@@ -64,14 +66,11 @@ class Cache:
         """Return why :meth:`find` finds nothing, as against the newest kernel of that name."""
         for manifest in self._newest(identity.name):
             try:
-                _, key = self._read(manifest)
+                found = self._read(manifest)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            changes = [
-                f"{part} changed from {old or 'nothing'} to {new or 'nothing'}"
-                for part, (old, new) in identity.differences(key).items()
-            ]
-            return f"{identity.name} was compiled before, but {'; '.join(changes)}"
+            changes = identity.changes(found.built_with)
+            return f"{identity.name} was compiled before, but {changes}"
         return f"{identity.name} was not compiled before"
 
     def store(
@@ -101,14 +100,16 @@ class Cache:
                 draft = compiled.path.with_name(manifest.name)
                 draft.write_text(json.dumps(values, indent=1))
                 draft.replace(manifest)
-                stored[identity.name] = CachedKernel(library=library, card=card)
+                stored[identity.name] = CachedKernel(
+                    library=library, card=card, built_with=dict(identity.parts)
+                )
         return stored
 
     def last_card(self, name: str) -> Card | None:
         """Return the card of the newest kernel of that name, whatever it depends on."""
         for manifest in self._newest(name):
             try:
-                return self._read(manifest)[0].card
+                return self._read(manifest).card
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return None
@@ -171,14 +172,14 @@ class Cache:
         manifests = self._folder_of(name).glob("*.json")
         return sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True)
 
-    def _read(self, manifest: Path) -> tuple[CachedKernel, dict[str, str]]:
+    def _read(self, manifest: Path) -> CachedKernel:
         values: dict[str, Any] = json.loads(manifest.read_text())
         card = Card.from_dict(values["card"])
         library = self.folder / "libraries" / values["library"]
         size = library.stat().st_size
         if size != card.library_bytes:
             raise ValueError(f"{library} has {size} bytes, not {card.library_bytes}")
-        return CachedKernel(library=library, card=card), values["key"]
+        return CachedKernel(library=library, card=card, built_with=dict(values["key"]))
 
 
 def _sweep(parent: Path) -> None:

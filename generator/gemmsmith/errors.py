@@ -81,6 +81,10 @@ class CacheError(GemmsmithError):
     """The kernel cache cannot be read or written."""
 
 
+class BundleError(GemmsmithError):
+    """A bundle of compiled kernels cannot be used on this machine, or not be written."""
+
+
 class LoadError(GemmsmithError):
     """A compiled kernel library cannot be loaded in this process."""
 

@@ -52,6 +52,18 @@ class Identity:
         pairs = {part: (recorded.get(part, ""), self.parts.get(part, "")) for part in sorted(known)}
         return {part: pair for part, pair in pairs.items() if pair[0] != pair[1]}
 
+    def changes(self, recorded: Mapping[str, str]) -> str:
+        """Return :meth:`differences` in words."""
+        return "; ".join(
+            f"{part} changed from {old or 'nothing'} to {new or 'nothing'}"
+            for part, (old, new) in self.differences(recorded).items()
+        )
+
+    def without_toolchain(self) -> Identity:
+        """Return what is left of the key for kernels that another machine compiled."""
+        kept = {part: value for part, value in self.parts.items() if part not in TOOLCHAIN_PARTS}
+        return Identity(name=self.name, parts=kept)
+
 
 def identity(source: RenderedSource, toolchain: Toolchain | None) -> Identity:
     """Return the identity of the one kernel in ``source``, however it may get compiled.

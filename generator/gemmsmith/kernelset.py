@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gemmsmith.arch import Architecture, parse_architecture
-from gemmsmith.build import BuildReport, build
+from gemmsmith.build import BuildReport
+from gemmsmith.bundle import is_bundle, read_bundle
 from gemmsmith.choose import Choice, Tuning, choose
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import DType
@@ -20,8 +21,10 @@ from gemmsmith.nvml import detect_architecture
 from gemmsmith.problem import GemmProblem
 from gemmsmith.progress import Progress
 from gemmsmith.resources import configs_dir
+from gemmsmith.settings import settings
 from gemmsmith.shelf import Shelf
 from gemmsmith.spec import KernelSpec
+from gemmsmith.supply import Bundled, Compiled, Supply
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +105,8 @@ def refuse_misfit(handle: str, problem: GemmProblem) -> None:
 def load(path: str | Path, arch: str = "auto") -> KernelSet:
     """Return the kernels that a YAML file, or a folder of them, describes for one architecture.
 
-    Compiles nothing and, unless ``arch`` is ``auto``, needs no GPU.
+    Compiles nothing and, unless ``arch`` is ``auto``, needs no GPU. A folder that ``gemmsmith
+    export`` made gives the kernels that it holds, without a compiler.
 
     Args:
         path: the file or folder.
@@ -110,10 +114,15 @@ def load(path: str | Path, arch: str = "auto") -> KernelSet:
 
     Raises:
         ConfigError: with all that is wrong in the files.
+        BundleError: where a folder of exported kernels cannot be used here.
         NoDeviceError: where ``arch`` is ``auto`` and there is no GPU.
         UnknownArchitectureError: where ``arch`` names none, or the GPU has no kernels.
     """
+    bundle = read_bundle(Path(path)) if is_bundle(Path(path)) else None
     row = detect_architecture() if arch == "auto" else parse_architecture(arch)
+    if bundle is not None:
+        supply = Bundled(bundle)
+        return KernelSet(bundle.specs(row), arch=row, source=str(path), supply=supply)
     return KernelSet(load_specs(path, arch=[row.name]), arch=row, source=str(path))
 
 
@@ -137,13 +146,15 @@ class KernelSet:
         source: str,
         build_on_use: bool = False,
         torch_may_run: bool = False,
+        supply: Supply | None = None,
     ) -> None:
         self.specs: tuple[KernelSpec, ...] = tuple(specs)
         self.arch = arch
         self.source = source
         self._by_name = {spec.name: spec for spec in self.specs}
         self._torch_may_run = torch_may_run
-        self._shelf = Shelf(self.specs, build_on_use=build_on_use)
+        self._supply = supply or Compiled(source)
+        self._shelf = Shelf(self.specs, self._supply, build_on_use=build_on_use)
         self._exact: dict[str, ExactKernel] = {}
         self.handle = register(self, "set")
 
@@ -162,7 +173,7 @@ class KernelSet:
             CompileError: where a kernel fails; the others are built all the same.
             ToolchainError: where something is missing and there is no compiler.
         """
-        report = build(self.specs, jobs=jobs, progress=progress)
+        report = self._supply.build(self.specs, jobs=jobs, progress=progress)
         self._shelf.look_again()
         self.handle = register(self, "set")  # choices made among fewer kernels are of the old one
         report.raise_if_failed()
@@ -210,10 +221,17 @@ class KernelSet:
             return _plan(chosen, ready)
         reasons = sorted({misfit(spec, problem) for spec in ready})
         if self._torch_may_run:
-            return "; ".join(reasons) or f"no default kernel for {self.arch.name} is built"
+            return "; ".join(reasons) or self._no_default()
         if not ready:
-            raise NoKernelError(f"no kernel of {self.source} is built: {self._how_to_build()}")
+            advice = self._supply.how_to_get(self.specs)
+            raise NoKernelError(f"no kernel of {self.source} is built: {advice}")
         raise NoKernelError(f"no kernel of {self.source} fits: {'; '.join(reasons)}")
+
+    def _no_default(self) -> str:
+        reason = f"no default kernel for {self.arch.name} is built"
+        if not settings().never_compile:
+            return reason  # the log says what a build said
+        return f"{reason}: {self._supply.how_to_get(self.specs)}"
 
     def loaded(self, spec: KernelSpec) -> Kernel:
         """Return the kernel of ``spec``, loaded.
@@ -226,11 +244,8 @@ class KernelSet:
             self._shelf.look_again()  # another process may have built it
             ready = self._shelf.kernels()
         if spec not in ready:
-            raise NoKernelError(f"{spec.name} is not built: {self._how_to_build()}")
+            raise NoKernelError(f"{spec.name} is not built: {self._supply.how_to_get([spec])}")
         return ready[spec]
-
-    def _how_to_build(self) -> str:
-        return f"call .build() first, or run gemmsmith build {self.source} --arch {self.arch.name}"
 
 
 class ExactKernel:

@@ -37,6 +37,8 @@ class Settings:
     """The g++ for nvcc: a path, or a name on PATH (``GEMMSMITH_CXX``, else ``CXX``)."""
     never_compile: bool
     """Whether a kernel missing from the cache is an error (``GEMMSMITH_NEVER_COMPILE``)."""
+    bundles: tuple[Path, ...]
+    """Absolute folders of kernels from other machines (``GEMMSMITH_BUNDLES``)."""
     launcher: LauncherName
     """How kernel libraries are called (``GEMMSMITH_LAUNCHER``)."""
     smollm2: Path | None
@@ -56,6 +58,7 @@ def settings() -> Settings:
         cuda_home=_path("CUDA_HOME") or _path("CUDA_PATH"),
         host_compiler=_path("GEMMSMITH_CXX") or _path("CXX"),
         never_compile=_flag("GEMMSMITH_NEVER_COMPILE"),
+        bundles=_paths("GEMMSMITH_BUNDLES"),
         launcher=_launcher("GEMMSMITH_LAUNCHER"),
         smollm2=_path("GEMMSMITH_SMOLLM2"),
     )
@@ -68,6 +71,11 @@ def _text(name: str) -> str:
 def _path(name: str) -> Path | None:
     text = _text(name)
     return _expand(name, text) if text else None
+
+
+def _paths(name: str) -> tuple[Path, ...]:
+    words = [word for word in _text(name).split(os.pathsep) if word]
+    return tuple(_expand(name, word).absolute() for word in words)
 
 
 def _expand(name: str, text: str) -> Path:

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmsmith.build import build, find_built
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.launcher import Kernel, load_library
+from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
+from gemmsmith.supply import Supply
 
 _log = logging.getLogger(__name__)
 
@@ -18,8 +19,9 @@ _log = logging.getLogger(__name__)
 class Shelf:
     """Loaded kernels of a set; with ``build_on_use`` what is missing is compiled, once."""
 
-    def __init__(self, specs: Sequence[KernelSpec], *, build_on_use: bool) -> None:
+    def __init__(self, specs: Sequence[KernelSpec], supply: Supply, *, build_on_use: bool) -> None:
         self._specs = tuple(specs)
+        self._supply = supply
         self._build_on_use = build_on_use
         self._loaded: dict[KernelSpec, Kernel] = {}
         self._looked = False
@@ -34,9 +36,9 @@ class Shelf:
             with self._lock:
                 if not self._looked:
                     loaded = dict(self._loaded)
-                    self._load(find_built(self._missing(loaded)), loaded)
+                    self._load(self._supply.find(self._missing(loaded)), loaded)
                     if self._build_on_use and self._missing(loaded):
-                        self._load(self._built(len(self._missing(loaded))), loaded)
+                        self._load(self._built(self._missing(loaded)), loaded)
                     self._loaded = loaded
                     self._looked = True
         return self._loaded
@@ -48,17 +50,22 @@ class Shelf:
     def _missing(self, loaded: Mapping[KernelSpec, Kernel]) -> list[KernelSpec]:
         return [spec for spec in self._specs if spec not in loaded]
 
-    def _built(self, count: int) -> dict[KernelSpec, Path]:
-        arch = self._specs[0].arch.name
+    def _built(self, missing: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+        arch, count = self._specs[0].arch.name, len(missing)
+        kernels = "kernel" if count == 1 else "kernels"
+        if settings().never_compile:
+            advice = self._supply.how_to_get(missing)
+            _log.error("%d default %s for %s missing: %s", count, kernels, arch, advice)
+            return {}
         _log.warning(
             "building %d %s for %s, once; gemmsmith build --arch %s does so ahead",
             count,
-            "kernel" if count == 1 else "kernels",
+            kernels,
             arch,
             arch,
         )
         try:
-            report = build(self._specs)
+            report = self._supply.build(self._specs)
         except GemmsmithError as error:
             _log.error("the default kernels for %s cannot be built: %s", arch, error)
             return {}

@@ -32,8 +32,8 @@ _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
 
 def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson = False) -> None:
     """List the kernels that files ask for, which of them are compiled, and which are skipped."""
-    from gemmsmith.build import find_cached
     from gemmsmith.config import inspect_file, skipped_entries
+    from gemmsmith.lookup import find_cached
 
     specs = specs_of(source, arch)
     places: dict[str, Entry] = {}

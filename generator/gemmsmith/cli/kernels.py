@@ -41,7 +41,12 @@ def build_kernels(
     from gemmsmith.build import build
     from gemmsmith.progress import ConsoleProgress, duration
 
-    report = build(specs_of(source, arch, kernel), jobs=jobs, progress=ConsoleProgress())
+    report = build(
+        specs_of(source, arch, kernel),
+        jobs=jobs,
+        progress=ConsoleProgress(),
+        source="" if source is None else str(source),
+    )
     if as_json:
         print_json(
             {
@@ -77,7 +82,7 @@ def inspect(
     source: Source = None, arch: Archs = None, kernel: Names = None, *, as_json: AsJson = False
 ) -> None:
     """Show what the compiled kernels turned out to be: registers, spills, instructions."""
-    from gemmsmith.build import find_cached
+    from gemmsmith.lookup import find_cached
 
     specs = specs_of(source, arch, kernel)
     found = find_cached(specs)

@@ -1,0 +1,56 @@
+"""Kernel specs as plain JSON values and back, for manifests that outlive the YAML files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.dtypes import DType, parse_dtype
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
+
+_TUPLES: dict[str, type[Tile] | type[Cluster] | type[Alignment]] = {
+    "tile": Tile,
+    "warp": Tile,
+    "cluster": Cluster,
+    "alignment": Alignment,
+}
+_DTYPES = ("a", "b", "acc", "d")
+
+
+def spec_to_dict(spec: KernelSpec) -> dict[str, Any]:
+    """Return all fields of ``spec`` as JSON values, for :func:`spec_from_dict`."""
+    return {field.name: _plain(getattr(spec, field.name)) for field in fields(spec)}
+
+
+def spec_from_dict(values: Mapping[str, Any]) -> KernelSpec:
+    """Return the spec that :func:`spec_to_dict` gave.
+
+    Raises:
+        ValueError: naming what this gemmsmith does not know, or what breaks its rules.
+    """
+    known = {field.name for field in fields(KernelSpec)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)}")
+    try:
+        return KernelSpec(**{name: _rich(name, value) for name, value in values.items()})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Architecture, DType)):
+        return value.name
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _rich(name: str, value: Any) -> Any:
+    if name == "arch":
+        return parse_architecture(value)
+    if name in _DTYPES:
+        return parse_dtype(value)
+    if name in _TUPLES and value is not None:
+        return _TUPLES[name](*value)
+    return value
