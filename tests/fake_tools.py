@@ -51,6 +51,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
         "CUDA_HOME",
         "CUDA_PATH",
         "CXX",
+        "GEMMSMITH_BUNDLES",
         "GEMMSMITH_CACHE_DIR",
         "GEMMSMITH_CXX",
         "GEMMSMITH_LAUNCHER",

@@ -77,7 +77,19 @@ def test_module_prints_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["doctor", "list", "explain", "render", "build", "inspect", "run", "bench", "demo"]
+    "verb",
+    [
+        "doctor",
+        "list",
+        "explain",
+        "render",
+        "build",
+        "inspect",
+        "run",
+        "bench",
+        "demo",
+        "export",
+    ],
 )
 def test_every_verb_has_help(verb: str) -> None:
     result = run(verb, "--help")

@@ -73,7 +73,7 @@ def real_set(
     monkeypatch.setenv("GEMMSMITH_LAUNCHER", "ctypes")
     launcher.cache_clear()
 
-    def make(*specs: KernelSpec, **options: bool) -> KernelSet:
+    def make(*specs: KernelSpec, **options: Any) -> KernelSet:
         return KernelSet(specs, arch=specs[0].arch, source="real.yaml", **options)
 
     yield make

@@ -16,6 +16,7 @@ VARIABLES = (
     "CUDA_HOME",
     "CUDA_PATH",
     "CXX",
+    "GEMMSMITH_BUNDLES",
     "GEMMSMITH_CACHE_DIR",
     "GEMMSMITH_CXX",
     "GEMMSMITH_LAUNCHER",
@@ -39,6 +40,7 @@ def test_nothing_set_gives_the_defaults(tmp_path: Path) -> None:
     assert not found.cache_dir.exists()
     assert (found.max_jobs, found.nvcc, found.cuda_home) == (None, None, None)
     assert (found.host_compiler, found.never_compile, found.launcher) == (None, False, "auto")
+    assert found.bundles == ()
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -59,6 +61,7 @@ def test_each_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         "CXX": "g++-12",
         "GEMMSMITH_NEVER_COMPILE": "1",
         "GEMMSMITH_LAUNCHER": "ctypes",
+        "GEMMSMITH_BUNDLES": ":/srv/a bundle:near",
     }.items():
         monkeypatch.setenv(name, value)
     found = settings()
@@ -69,6 +72,7 @@ def test_each_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.host_compiler == Path("g++-11")
     assert found.never_compile is True
     assert found.launcher == "ctypes"
+    assert found.bundles == (Path("/srv/a bundle"), Path("near").absolute())
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.delenv("GEMMSMITH_CXX")
     assert settings().cuda_home == Path("/opt/cuda-b")

@@ -73,7 +73,7 @@ def export(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Write a bundle of ``wanted`` to ``folder``, compile before what is missing; return its text.
+    """Write a bundle of ``wanted`` to ``folder``, having compiled what is missing.
 
     An earlier bundle there is replaced, nothing else is.
 
@@ -82,9 +82,9 @@ def export(
         CompileError, ToolchainError, CacheError: from the build.
     """
     check_target(folder)
-    report = build(wanted.specs, jobs=jobs, progress=progress, source=source)
-    report.raise_if_failed()
-    with drafted(folder) as draft:
+    with drafted(folder) as draft:  # told before a build of minutes where it cannot be written
+        report = build(wanted.specs, jobs=jobs, progress=progress, source=source)
+        report.raise_if_failed()
         return write_bundle(report, draft, left_out=wanted.left_out)
 
 

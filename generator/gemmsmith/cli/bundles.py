@@ -44,15 +44,16 @@ def export_kernels(
 
     \b
     gemmsmith export --arch sm_80 --arch sm_90a --wheel
-    pip install gemmsmith_kernels_sm80_sm90a-*.whl    # there: found by itself
+    pip install gemmsmith_kernels_sm80_sm90a-*.whl  # there; it is found by itself
 
     \b
     gemmsmith export my.yaml --arch sm_80 -o kernels
-    gemmsmith.load("kernels")                         # there, in Python
-    GEMMSMITH_BUNDLES=kernels                         # or there, in place of compiling
+    gemmsmith.load("kernels")  # there, in Python
+    GEMMSMITH_BUNDLES=kernels  # or there, beside my.yaml: nothing is compiled
 
-    The libraries load on the host architecture (x86_64, aarch64) that made them, under any Python
-    and torch. GEMMSMITH_NEVER_COMPILE=1 there makes a kernel that is missing an error.
+    \b
+    The libraries load on machines of this host architecture, with any Python
+    and torch. GEMMSMITH_NEVER_COMPILE=1 there makes a missing kernel an error.
     """
     from gemmsmith.arch import parse_architecture
     from gemmsmith.bundle_export import export, exportable
