@@ -21,7 +21,7 @@ folder = Path({folder!r})
 arguments = sys.argv[1:]
 source = Path(arguments[-1])
 library = arguments[arguments.index("-o") + 1]
-names = sorted(set(re.findall(r"gemm_[a-z0-9_]+_sm(?:80|90a)\\b", source.read_text())))
+names = sorted(set(re.findall(r"gemm_[a-z0-9_]+_sm\\d+a?\\b", source.read_text())))
 with (folder / "runs").open("a") as runs:
     runs.write(" ".join(names) + "\\n")
 (folder / "pid").write_text(str(os.getpid()))

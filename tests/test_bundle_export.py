@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -20,8 +21,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fakes import FakeNvcc, ampere, hopper
-from gemmsmith import bundle_export
-from gemmsmith.arch import SM_80
+from gemmsmith.arch import SM_80, SM_87, portable
 from gemmsmith.bundle import read_bundle
 from gemmsmith.bundle_export import Exportable, export, exportable
 from gemmsmith.bundle_wheel import distribution_name, export_wheel, platform_tag
@@ -112,20 +112,32 @@ def test_only_bundles_are_replaced(nvcc: FakeNvcc, tmp_path: Path) -> None:
 def test_gpus_of_other_machines_are_refused_by_name_and_else_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    jetson = dataclasses.replace(ampere(), arch=SM_87)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(bundle_export, "_HOSTS", {"sm_80": ("aarch64",)})
     words = (
-        "sm_80 GPUs sit in aarch64 machines, and a library made here loads on x86_64 machines "
-        "only: run gemmsmith export --arch sm_80 on such a machine"
+        "sm_87 GPUs sit in aarch64 machines, and a library made here loads on x86_64 machines "
+        "only: run gemmsmith export --arch sm_87 on such a machine"
     )
-    kept = exportable(BOTH.specs, asked=[])
-    assert kept.specs == (hopper(),)
-    assert kept.left_out == {"sm_80": words}
-    for specs, asked in ((BOTH.specs, ["sm_80", "sm_90a"]), ([ampere()], [])):
+    kept = exportable([*BOTH.specs, jetson], asked=[])
+    assert kept.specs == BOTH.specs
+    assert kept.left_out == {"sm_87": words}
+    for specs, asked in (([*BOTH.specs, jetson], ["sm_80", "sm_87"]), ([jetson], [])):
         with pytest.raises(BundleError, match=words):
             exportable(specs, asked=asked)
+    ported = dataclasses.replace(ampere(), arch=portable(SM_87))  # Hopper GPUs sit in any
+    assert exportable([ported], asked=["sm_87"]).specs == (ported,)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert exportable(BOTH.specs, asked=["sm_80"]) == BOTH
+    assert exportable([jetson], asked=["sm_87"]).specs == (jetson,)
+
+
+def test_kernels_compiled_for_another_gpu_are_told_apart(tmp_path: Path) -> None:
+    ported = dataclasses.replace(ampere(), arch=portable(SM_80))
+    manifest = export(Exportable(specs=(ported,), left_out={}), tmp_path / "bundle")
+    assert manifest.archs == ("sm_80_on_sm_90",)
+    bundle = read_bundle(tmp_path / "bundle")
+    assert bundle.specs(portable(SM_80)) == (ported,)
+    with pytest.raises(BundleError, match="has kernels for sm_80_on_sm_90, none for sm_80: export"):
+        bundle.specs(SM_80)
 
 
 def test_the_verb_writes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from fakes import ampere, hopper
+from gemmsmith.arch import SM_80, portable
 from gemmsmith.config import load_specs
 from gemmsmith.errors import IllegalKernelError
 from gemmsmith.resources import configs_dir
@@ -18,6 +20,8 @@ from real_kernels import AMPERE, HOPPER
 
 def test_every_spec_comes_back_through_json() -> None:
     specs = [*load_specs(configs_dir() / "kernels"), AMPERE, HOPPER, ampere(), hopper(swap=True)]
+    specs.append(dataclasses.replace(AMPERE, arch=portable(SM_80)))
+    assert specs[-1].name.endswith("sm80_on_sm90")
     for spec in specs:
         back = spec_from_dict(json.loads(json.dumps(spec_to_dict(spec))))
         assert back == spec
@@ -46,6 +50,7 @@ def test_the_words_are_those_of_the_files() -> None:
         ({"colour": "red"}, "unknown colour"),
         ({"a": "fp4"}, "fp4"),
         ({"arch": "sm_123"}, "'sm_123' is not known"),
+        ({"runs_on": "sm_75"}, "no kernels of sm_80 for sm_75"),
         ({"tile": [1, 2]}, "TypeError"),
     ],
 )

@@ -86,17 +86,16 @@ class Bundle:
         Raises:
             BundleError: where it has none, or this gemmsmith does not understand one.
         """
+        wanted = target(arch)
         specs = tuple(
-            spec
-            for kernel in self.manifest.kernels
-            if kernel.arch == arch.name and (spec := self._spec(kernel)).arch == arch
+            self._spec(kernel) for kernel in self.manifest.kernels if kernel.arch == wanted
         )
         if specs:
             return specs
-        reason = self.manifest.left_out.get(arch.name)
+        reason = self.manifest.left_out.get(wanted)
         raise BundleError(
             f"the bundle {self.folder} has kernels for {', '.join(self.manifest.archs) or 'none'}, "
-            f"none for {arch.name}"
+            f"none for {wanted}"
             + (f": {reason}" if reason else f": export it with --arch {arch.name} too")
         )
 
@@ -162,6 +161,11 @@ class Bundle:
                 "copy or export the bundle again"
             )
         return CachedKernel(library=library, card=kernel.card, built_with=kernel.built_with)
+
+
+def target(arch: Architecture) -> str:
+    """Return how manifests call the GPUs that kernels of ``arch`` are compiled for."""
+    return arch.name if arch.runs_on == arch.name else f"{arch.name}_on_{arch.runs_on}"
 
 
 def checksum(file: Path) -> str:

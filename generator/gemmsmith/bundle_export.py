@@ -13,7 +13,7 @@ from pathlib import Path
 import gemmsmith
 from gemmsmith.arch import Architecture
 from gemmsmith.build import BuildReport, BuiltKernel, build
-from gemmsmith.bundle import checksum, is_bundle
+from gemmsmith.bundle import checksum, is_bundle, target
 from gemmsmith.elf import LibraryNeeds, read_needs
 from gemmsmith.errors import BundleError
 from gemmsmith.launcher.abi import abi_version
@@ -56,7 +56,7 @@ def exportable(specs: Sequence[KernelSpec], *, asked: Iterable[str]) -> Exportab
 
 def foreign_host(arch: Architecture) -> str:
     """Return why a library made here does not load where GPUs of ``arch`` are; empty if it does."""
-    hosts, here = _HOSTS.get(arch.name, ()), platform.machine()
+    hosts, here = _HOSTS.get(arch.runs_on, ()), platform.machine()
     if not hosts or here in hosts:
         return ""
     return (
@@ -153,7 +153,7 @@ def drafted(folder: Path) -> Iterator[Path]:
 def _kernel(kernel: BuiltKernel, library: str) -> BundledKernel:
     return BundledKernel(
         name=kernel.spec.name,
-        arch=kernel.spec.arch.name,
+        arch=target(kernel.spec.arch),
         spec=spec_to_dict(kernel.spec),
         library=library,
         built_with=kernel.built_with,

@@ -38,7 +38,7 @@ class BundledKernel:
     name: str
     """KernelSpec.name."""
     arch: str
-    """Name of the architecture."""
+    """Name of the architecture; ``sm_80_on_sm_90`` where it was compiled for another one."""
     spec: Mapping[str, Any]
     """The spec, for :func:`gemmsmith.spec_dict.spec_from_dict`."""
     library: str

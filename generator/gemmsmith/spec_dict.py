@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.arch import Architecture, parse_architecture, portable
 from gemmsmith.dtypes import DType, parse_dtype
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 
@@ -21,7 +21,8 @@ _DTYPES = ("a", "b", "acc", "d")
 
 def spec_to_dict(spec: KernelSpec) -> dict[str, Any]:
     """Return all fields of ``spec`` as JSON values, for :func:`spec_from_dict`."""
-    return {field.name: _plain(getattr(spec, field.name)) for field in fields(spec)}
+    values = {field.name: _plain(getattr(spec, field.name)) for field in fields(spec)}
+    return {**values, "runs_on": spec.arch.runs_on}
 
 
 def spec_from_dict(values: Mapping[str, Any]) -> KernelSpec:
@@ -31,11 +32,13 @@ def spec_from_dict(values: Mapping[str, Any]) -> KernelSpec:
         ValueError: naming what this gemmsmith does not know, or what breaks its rules.
     """
     known = {field.name for field in fields(KernelSpec)}
-    unknown = sorted(set(values) - known)
+    unknown = sorted(set(values) - known - {"runs_on"})
     if unknown:
         raise ValueError(f"unknown {', '.join(unknown)}")
     try:
-        return KernelSpec(**{name: _rich(name, value) for name, value in values.items()})
+        rich = {name: _rich(name, values[name]) for name in known & set(values)}
+        rich["arch"] = _architecture(values["arch"], values["runs_on"])
+        return KernelSpec(**rich)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -46,9 +49,16 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _architecture(name: str, runs_on: str) -> Architecture:
+    row = parse_architecture(name)
+    if runs_on != row.runs_on:
+        row = portable(row)
+    if runs_on != row.runs_on:
+        raise ValueError(f"no kernels of {name} for {runs_on}")
+    return row
+
+
 def _rich(name: str, value: Any) -> Any:
-    if name == "arch":
-        return parse_architecture(value)
     if name in _DTYPES:
         return parse_dtype(value)
     if name in _TUPLES and value is not None:
