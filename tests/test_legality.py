@@ -61,7 +61,10 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         (
             AMPERE,
             {"schedule": "pingpong"},
-            "schedule: sm_80 has multistage, not pingpong; set schedule: multistage",
+            (
+                "schedule: sm_80 has multistage, not pingpong, which needs sm_90a;"
+                " set schedule: multistage"
+            ),
         ),
         (AMPERE, {"store": "tma"}, "store: sm_80 has smem, not tma; set store: smem"),
         (HOPPER, {"store": "smem"}, "store: sm_90a has tma, direct, not smem; set store: tma"),
@@ -261,7 +264,7 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
             {"tile": Tile(128, 256, 256)},
             (
                 "stages: 128x256x256 with stages 2 needs 411,392 B of shared memory,"
-                " sm_90a has 232,448; tile k 128 halves it"
+                " sm_90a has 232,448; only 1 stage fits, 214,784 B; tile k 128 halves it"
             ),
         ),
     ],

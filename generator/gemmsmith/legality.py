@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gemmsmith.arch import ARCHITECTURES
-from gemmsmith.dtypes import INT8
+from gemmsmith.arch import SM_90A
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.footprint import (
     MAX_STAGES,
@@ -18,12 +17,13 @@ from gemmsmith.footprint import (
     shared_memory,
     stages_that_fit,
 )
+from gemmsmith.legality_types import element_types
 
 if TYPE_CHECKING:
-    from gemmsmith.dtypes import DType
     from gemmsmith.spec import KernelSpec
 
 ACCUMULATORS_PER_THREAD = 208  # 240 registers after setmaxnreg, less addresses and fragments
+WARP_SIZES = (32, 64)  # rows and columns of 2.x warp tiles; every pair is proven on integer data
 MULTISTAGE_ACCUMULATORS_PER_THREAD = 128  # 255 registers less two stages of A and B fragments
 
 
@@ -36,7 +36,7 @@ def check_spec(spec: KernelSpec) -> None:
 
 def objections(spec: KernelSpec) -> Iterator[Objection]:
     """Yield what makes ``spec`` impossible; nothing for a legal kernel."""
-    basic = [*_element_types(spec), *_keys_of_the_api(spec), *_positive(spec)]
+    basic = [*element_types(spec), *_keys_of_the_api(spec), *_positive(spec)]
     yield from basic
     if basic:
         return  # the rules below divide by these numbers
@@ -47,60 +47,8 @@ def objections(spec: KernelSpec) -> Iterator[Objection]:
         yield from _clusters(spec)
         yield from _tma_boxes(spec)
     yield from _alignments(spec)
+    yield from _stages(spec)
     yield from _shared_memory(spec)
-
-
-def _element_types(spec: KernelSpec) -> Iterator[Objection]:
-    arch = spec.arch
-    if spec.a not in arch.inputs:
-        inputs = ", ".join(dtype.name for dtype in arch.inputs)
-        yield Objection(
-            key="dtype",
-            reason=f"{arch.name} tensor cores take {inputs}, not {spec.a}",
-            fix=_first_with(spec.a),
-        )
-        return
-    if spec.b != spec.a:
-        yield Objection(
-            key="dtype",
-            reason=f"a is {spec.a} and b is {spec.b}: the instruction takes one type for both",
-            fix=f"set b: {spec.a}",
-        )
-    legal = arch.accumulators[spec.a.name]
-    if spec.acc not in legal:
-        names = ", ".join(dtype.name for dtype in legal)
-        yield Objection(
-            key="dtype",
-            reason=f"{spec.a} products accumulate in {names}, not {spec.acc}",
-            fix=f"set acc: {legal[0]}",
-        )
-    outputs = arch.outputs[spec.a.name]
-    if spec.d not in outputs:
-        names = ", ".join(dtype.name for dtype in outputs)
-        yield Objection(
-            key="dtype",
-            reason=f"{arch.name} stores {names} from {spec.a}, not {spec.d}",
-            fix=f"set d: {outputs[0]}",
-        )
-    if spec.a == INT8 and spec.layout[:2] != "rc":
-        yield Objection(
-            key="layout",
-            reason=f"{spec.layout}: int8 instructions read both operands along K",
-            fix=f"use layout: rc{spec.layout[2]} (a row-major, b column-major:"
-            " store the weight as [N, K])",
-        )
-    if spec.d == INT8 and (spec.bias or spec.residual):
-        yield Objection(
-            key="epilogue",
-            reason="an int8 output is alpha * acc alone: a bias or residual of 8 bits has no scale",
-            fix="set epilogue: {bias: false, residual: false}",
-        )
-
-
-def _first_with(dtype: DType) -> str:
-    """Name the first architecture whose tensor cores take ``dtype``."""
-    rows = [row.name for row in ARCHITECTURES if dtype in row.inputs]
-    return f"{dtype} needs {rows[0]} or later" if rows else "none here does"
 
 
 def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
@@ -108,7 +56,8 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
     if spec.schedule not in arch.schedules:
         yield Objection(
             key="schedule",
-            reason=f"{arch.name} has {', '.join(arch.schedules)}, not {spec.schedule}",
+            reason=f"{arch.name} has {', '.join(arch.schedules)}, not {spec.schedule}"
+            + (", which needs sm_90a" if spec.schedule in SM_90A.schedules else ""),
             fix=f"set schedule: {arch.schedules[0]}",
         )
     if spec.store not in arch.stores:
@@ -152,12 +101,6 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
         if spec.stages is None:
             fix = "set stages: 3" if arch.async_copy else "set stages: 2"
             yield Objection(key="stages", reason="2.x kernels need a number of stages", fix=fix)
-        elif spec.stages != 2 and not arch.async_copy:
-            yield Objection(
-                key="stages",
-                reason=f"{arch.name} has no cp.async: a main loop has 2 stages, not {spec.stages}",
-                fix="set stages: 2",
-            )
         return
     if spec.warp is not None:
         yield Objection(
@@ -200,7 +143,9 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
             yield Objection(
                 key="tile",
                 reason=f"tile.{axis}={of_tile} is not a multiple of warp.{axis}={of_warp}",
-                fix=f"tile.{axis}={_multiple_near(of_tile, of_warp)} is",
+                fix=f"tile.{axis}={_multiple_near(of_tile, of_warp)} is"
+                if axis == "k" or of_warp in WARP_SIZES
+                else "",  # the warp itself is refused below
             )
         if of_warp % of_instruction:
             yield Objection(
@@ -216,7 +161,7 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
             fix=f"set warp.k={tile.k}",
         )
     for axis, size in (("m", warp.m), ("n", warp.n)):
-        if size not in (32, 64):  # the sizes whose every pair is proven on integer data
+        if size not in WARP_SIZES:
             yield Objection(
                 key="warp",
                 reason=f"warp.{axis}={size} is not proven; warp tiles are 32 or 64 wide",
@@ -232,7 +177,8 @@ def _warp_tiles(spec: KernelSpec) -> Iterator[Objection]:
             fix=f"set tile.k={min(depths, key=lambda depth: abs(depth - tile.k))}",
         )
     warps = (tile.m // warp.m) * (tile.n // warp.n)
-    if not 2 <= warps <= 16:
+    divided = tile.m % warp.m == 0 and tile.n % warp.n == 0  # else that is what is wrong
+    if divided and not 2 <= warps <= 16:
         yield Objection(
             key="warp",
             reason=f"{warps} warps in a block; 2 to 16 have a template",
@@ -356,6 +302,15 @@ def _alignments(spec: KernelSpec) -> Iterator[Objection]:
             )
 
 
+def _stages(spec: KernelSpec) -> Iterator[Objection]:
+    if spec.stages != 2 and not spec.arch.async_copy:
+        yield Objection(
+            key="stages",
+            reason=f"{spec.arch.name} has no cp.async: a main loop has 2 stages, not {spec.stages}",
+            fix="set stages: 2",
+        )
+
+
 def _shared_memory(spec: KernelSpec) -> Iterator[Objection]:
     limit = spec.arch.smem_per_block
     stages = spec.stages or 2
@@ -368,6 +323,7 @@ def _shared_memory(spec: KernelSpec) -> Iterator[Objection]:
     else:
         halved = f"tile k {spec.tile.k // 2} halves it"
         fix = halved if spec.tile.k >= 32 else "choose a smaller tile"
+        fix = f"only 1 stage fits, {shared_memory(spec, 1):,} B; {fix}" if fitting else fix
     yield Objection(
         key="stages",
         reason=f"{spec.tile} with stages {stages} needs {needed:,} B of shared memory,"
