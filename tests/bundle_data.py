@@ -21,7 +21,7 @@ def make_bundle(folder: Path, specs: Sequence[KernelSpec], nvcc: FakeNvcc) -> Pa
         patch.setenv("GEMMSMITH_CACHE_DIR", str(folder.parent / "cache of the maker"))
         patch.delenv("GEMMSMITH_NEVER_COMPILE", raising=False)
         patch.delenv("GEMMSMITH_BUNDLES", raising=False)
-        patch.setattr("gemmsmith.build.find_toolchain", lambda: nvcc.toolchain)
+        patch.setattr("gemmsmith.toolchains.find_toolchain", lambda: nvcc.toolchain)
         build(specs, toolchain=nvcc.toolchain, jobs=1).raise_if_failed()
         export(Exportable(specs=tuple(specs), left_out={}), folder)
     return folder

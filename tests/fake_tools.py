@@ -42,11 +42,22 @@ def lay_wheels(site: Path) -> Path:
     return root
 
 
+def lay_toolkit(root: Path, release: str = "11.8.89", gxx: str = "11.3.0") -> Path:
+    """A further toolkit, as build/toolchains/cuda-11.8.sh leaves it; returns ``root``."""
+    fake_nvcc(root / "bin" / "nvcc", release)
+    fake_gxx(root / "bin" / "g++-11", gxx)
+    for name in ("cuobjdump", "nvdisasm"):
+        script(root / "bin" / name, name)
+    return root
+
+
 def bare_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """Leave no variable that names a tool and no package; return the one folder on PATH.
 
-    Packages laid below ``folder / "site"`` count as installed.
+    Packages laid below ``folder / "site"`` count as installed. What the scripts of build/toolchains
+    have made here is out of sight.
     """
+    monkeypatch.setattr("gemmsmith.toolchains.made_toolkits", lambda: ())
     for name in (
         "CUDA_HOME",
         "CUDA_PATH",
@@ -57,6 +68,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
         "GEMMSMITH_LAUNCHER",
         "GEMMSMITH_NEVER_COMPILE",
         "GEMMSMITH_NVCC",
+        "GEMMSMITH_TOOLKITS",
         "MAX_JOBS",
     ):
         monkeypatch.delenv(name, raising=False)

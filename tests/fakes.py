@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemmsmith.arch import SM_80, SM_90A
+from gemmsmith.arch import SM_70, SM_80, SM_90A
+from gemmsmith.dtypes import FP16
 from gemmsmith.render import RenderedSource
 from gemmsmith.spec import KernelSpec, Tile
 from gemmsmith.toolchain import Toolchain
@@ -19,6 +20,11 @@ from pathlib import Path
 
 folder = Path({folder!r})
 arguments = sys.argv[1:]
+if "--version" in arguments:
+    print("Cuda compilation tools, release {short}, V{release}")
+    sys.exit()
+if "--dryrun" in arguments:
+    sys.exit()
 source = Path(arguments[-1])
 library = arguments[arguments.index("-o") + 1]
 names = sorted(set(re.findall(r"gemm_[a-z0-9_]+_sm\\d+a?\\b", source.read_text())))
@@ -69,11 +75,19 @@ for name in names:
 class FakeNvcc:
     """A folder with an nvcc whose runs are counted and whose faults are asked for by kernel."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, release: str = "13.0.88") -> None:
         self.folder = folder
+        self.release = release
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "nvcc"
-        self.path.write_text(_NVCC.format(python=sys.executable, folder=str(folder)))
+        self.path.write_text(
+            _NVCC.format(
+                python=sys.executable,
+                folder=str(folder),
+                release=release,
+                short=release.rpartition(".")[0],
+            )
+        )
         self.path.chmod(0o755)
 
     @property
@@ -98,6 +112,21 @@ class FakeNvcc:
     def fault(self, what: str, *specs: KernelSpec) -> None:
         """Make runs with one of ``specs`` end as ``what``: killed, silent, nothing, broken, fat."""
         (self.folder / what).write_text(" ".join(spec.name for spec in specs))
+
+
+def volta() -> KernelSpec:
+    """Return an sm_70 kernel."""
+    return KernelSpec(
+        arch=SM_70,
+        tile=Tile(128, 128, 32),
+        warp=Tile(64, 64, 32),
+        stages=2,
+        schedule="multistage",
+        store="smem",
+        a=FP16,
+        b=FP16,
+        d=FP16,
+    )
 
 
 def ampere(n: int = 128, m: int = 128) -> KernelSpec:

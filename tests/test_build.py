@@ -96,7 +96,7 @@ def test_first_build_compiles_and_second_does_not(cache_dir: Path, nvcc: FakeNvc
         assert kernel.peak_bytes > 1_000_000
         assert not kernel.card.sass_inspected
     assert repr(first).startswith("<BuildReport: 3 built (0 of them cached), 0 failed, ")
-    assert "registers" not in repr(first.built[0])
+    assert "spill" not in repr(first.built[0])
     runs = len(nvcc.runs())
     second = build(specs, toolchain=nvcc.toolchain)
     assert all(kernel.cached for kernel in second.built)
@@ -125,7 +125,8 @@ def test_warm_cache_needs_no_toolchain(
     newer = build([ampere()], toolchain=nvcc.toolchain).built[0]
     manifests = list((cache_dir / "v1" / "kernels" / ampere().name).iterdir())
     assert len(manifests) == 2  # each toolchain has its own
-    monkeypatch.setattr(gemmsmith.build, "find_toolchain", absent)
+    monkeypatch.setattr("gemmsmith.toolchains.find_toolchain", absent)
+    monkeypatch.setattr("gemmsmith.toolchains.made_toolkits", lambda: ())
     report = build([ampere()])
     assert report.built[0].cached
     assert report.built[0].card == newer.card
@@ -155,6 +156,7 @@ def test_refused_compiler_is_told_once_where_the_cache_serves(
     tools = tmp_path / "tools"
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.setattr("gemmsmith.nvcc.wheel_roots", lambda: ())
+    monkeypatch.setattr("gemmsmith.toolchains.made_toolkits", lambda: ())
     caplog.clear()
     assert list(find_built([ampere()])) == [ampere()]
     assert caplog.messages == []  # no compiler, and none asked for
@@ -340,7 +342,7 @@ def test_unusable_cache_folder_is_told(
         build([ampere()], toolchain=nvcc.toolchain)
 
 
-def test_one_broken_kernel_of_five(cache_dir: Path, nvcc: FakeNvcc) -> None:
+def test_k11_one_broken_kernel_of_five(cache_dir: Path, nvcc: FakeNvcc) -> None:
     specs = [ampere(64), ampere(128), ampere(256), ampere(64, 64), ampere(128, 64)]
     bad = specs[2]
     nvcc.fault("broken", bad)
@@ -371,13 +373,24 @@ def test_one_broken_kernel_of_five(cache_dir: Path, nvcc: FakeNvcc) -> None:
     [
         ("silent", "exit code 1 without a word"),
         ("nothing", "reported success but wrote no library"),
-        ("killed", r"killed, likely out of memory: lower MAX_JOBS \(now 3\)"),
-        ("fat", r"takes 1,000,511 B of shared memory a block, sm_80 has 166,912"),
     ],
 )
-def test_failures_say_what_happened(
+def test_k11_a_compiler_that_says_nothing(
     cache_dir: Path, nvcc: FakeNvcc, fault: str, words: str
 ) -> None:
+    _fails(nvcc, fault, words)
+
+
+def test_k10_a_killed_compiler_is_told_as_such(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    _fails(nvcc, "killed", r"killed, likely out of memory: lower MAX_JOBS \(now 3\)")
+
+
+def test_more_shared_memory_than_there_is(cache_dir: Path, nvcc: FakeNvcc) -> None:
+    _fails(nvcc, "fat", r"takes 1,000,511 B of shared memory a block, sm_80 has 166,912")
+
+
+def _fails(nvcc: FakeNvcc, fault: str, words: str) -> None:
+    """A kernel with that fault fails with those words, and the other one is built."""
     nvcc.fault(fault, ampere(64))
     report = build([ampere(64), hopper()], toolchain=nvcc.toolchain, jobs=3)
     assert [kernel.spec for kernel in report.built] == [hopper()]
@@ -385,6 +398,49 @@ def test_failures_say_what_happened(
         report.raise_if_failed()
     again = build([ampere(64)], toolchain=nvcc.toolchain)
     assert len(again.failed) == 1  # a failure is never served from the cache
+
+
+@pytest.mark.parametrize(
+    ("release", "torch", "warned"),
+    [("13.0.88", "12.6", True), ("11.8.89", "12.6", True), ("12.9.41", "12.6", False)],
+)
+def test_k07_torch_for_another_major_cuda_is_told_before_building(
+    cache_dir: Path,
+    nvcc: FakeNvcc,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    release: str,
+    torch: str,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr("gemmsmith.torch_cuda.torch_cuda", lambda: torch)
+    major, minor, _ = map(int, release.split("."))
+    tools = dataclasses.replace(nvcc.toolchain, version=(major, minor), release=release)
+    nvcc.fault("broken", ampere(64))
+    report = build([ampere(64), ampere(128)], toolchain=tools)
+    assert [kernel.spec for kernel in report.built] == [ampere(128)]
+    words = f"torch is built for CUDA {torch}, nvcc is {release} at {nvcc.path}: its kernels"
+    told = [message for message in caplog.messages if message.startswith(words)]
+    assert len(told) == warned
+    if warned:
+        assert caplog.messages[0] == told[0]  # before anything is compiled
+    caplog.clear()
+    build([ampere(64)], toolchain=tools)
+    assert not [message for message in caplog.messages if message.startswith("torch is built")]
+
+
+@pytest.mark.parametrize("value", [None, "", "8.0;9.0a+PTX"])
+def test_k14_an_explicit_arch_builds_without_a_gpu_whatever_torch_is_told(
+    cache_dir: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.setattr("gemmsmith.nvml.devices", lambda: ())
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", value)
+    (kernel,) = build([ampere()], toolchain=nvcc.toolchain).built
+    command = shlex.split(kernel.library.with_suffix(".log").read_text().splitlines()[0])
+    targets = [word for word in command if word.startswith(("-gencode", "-arch", "-code"))]
+    assert targets == ["-gencode=arch=compute_80,code=sm_80"]
 
 
 def test_never_compile(cache_dir: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,7 @@ def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvcc:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("GEMMSMITH_BUNDLES", "GEMMSMITH_NEVER_COMPILE", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
-    for module in ("build", "lookup"):
-        monkeypatch.setattr(f"gemmsmith.{module}.find_toolchain", lambda: made.toolchain)
+    monkeypatch.setattr("gemmsmith.toolchains.find_toolchain", lambda: made.toolchain)
     return made
 
 

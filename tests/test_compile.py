@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,61 @@ def test_missing_compiler_is_a_compile_error(tmp_path: Path) -> None:
         compile_library(
             render([ampere()]), nvcc.toolchain, tmp_path, jobs=1, failures=tmp_path / "failed"
         )
+
+
+_IN_MY_WORK_DIR = """
+import json
+import sys
+from fake_calls import call_of
+from gemmsmith.build import build
+from gemmsmith.launcher import load_library
+from gemmsmith.resources import cutlass_include_dirs, templates_dir
+from gemmsmith.settings import settings
+from real_kernels import AMPERE
+(kernel,) = build([AMPERE]).built
+loaded = load_library(kernel.library)[AMPERE.name]
+print(json.dumps({
+    "folders": [str(f) for f in (settings().cache_dir, templates_dir(), cutlass_include_dirs()[0])],
+    "library": str(kernel.library),
+    "can_run": [loaded.can_run(call_of(AMPERE, k=k)) for k in (72, 71)],
+}))
+"""
+
+
+@pytest.mark.nvcc
+def test_k08_cache_project_and_cutlass_in_folders_with_spaces(tmp_path: Path) -> None:
+    """Built, loaded and called as far as that goes without a GPU, in a process of its own."""
+    work = tmp_path / "my work dir"
+    root = templates_dir().parent
+    for part in ("generator", "templates", "configs", "tests"):
+        shutil.copytree(
+            root / part, work / "my project" / part, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    (work / "my project" / "build").mkdir()
+    shutil.copy(root / "build" / "matrix.yaml", work / "my project" / "build")
+    source = cutlass_include_dirs()[0].parent
+    for part in ("include", "tools/util/include"):
+        shutil.copytree(source / part, work / "my cutlass" / "cutlass_library" / "source" / part)
+    for init in source.parent.glob("*.py"):
+        shutil.copy(init, work / "my cutlass" / "cutlass_library")
+    places = [work / "my project" / "generator", work / "my project" / "tests", work / "my cutlass"]
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_MY_WORK_DIR],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, places)),
+            "GEMMSMITH_CACHE_DIR": str(work / "my cache"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said["folders"]) == 3
+    assert all(folder.startswith(f"{work}/my ") for folder in [*said["folders"], said["library"]])
+    assert said["can_run"][0] == 0
+    assert said["can_run"][1] != 0  # alignment 8
 
 
 @pytest.mark.nvcc

@@ -21,6 +21,7 @@ from gemmsmith.resources import cutlass_include_dirs
 NAMES = [
     "Python",
     "nvcc",
+    "more toolkits",
     "host compiler",
     "disassembler",
     "CUTLASS",
@@ -30,6 +31,7 @@ NAMES = [
     "torch",
     "GPU",
 ]
+TARGETS = "sm_75, sm_80, sm_86, sm_87, sm_89, sm_90a"
 H200 = Device(
     index=0,
     name="NVIDIA H200",
@@ -124,7 +126,8 @@ def test_a_machine_with_all_is_ready(
     ]
     assert report.can_build
     texts = {finding.name: finding.found for finding in report.findings}
-    assert texts["nvcc"] == f"13.0.88 at {root}/bin/nvcc (PyPI wheels), for sm_80, sm_90a"
+    assert texts["nvcc"] == f"13.0.88 at {root}/bin/nvcc (PyPI wheels), for {TARGETS}"
+    assert texts["more toolkits"].startswith("none beside nvcc; for sm_70 run bash ")
     assert texts["host compiler"] == f"gcc 12.2.0 at {tools}/g++ (CUDA 13.0 accepts up to 15)"
     assert texts["CUTLASS"] == f"4.2.0.0 at {source}/include"
     assert texts["jobs"] == "4 at once (MAX_JOBS, 64.0 GB of memory free)"
@@ -154,7 +157,7 @@ def test_too_old_a_toolkit_fails_a_build(tools: Path) -> None:
     fake_nvcc(tools / "nvcc", "10.2.89")
     assert found("nvcc").status == "error"
     assert "10.2.89" in found("nvcc").found
-    assert "sm_80 needs CUDA 11.4 or newer" in found("nvcc").found
+    assert "sm_70 needs CUDA 11.4 or newer" in found("nvcc").found
 
 
 def test_cuda_home_without_a_compiler_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +177,7 @@ def test_cuda_home_without_a_compiler_is_told(tools: Path, monkeypatch: pytest.M
         ("13.0.88", None, "warning"),
     ],
 )
-def test_torch_must_have_the_major_version_of_nvcc(
+def test_k07_torch_must_have_the_major_version_of_nvcc(
     release: str, cuda: str | None, status: str, tools: Path, tmp_path: Path
 ) -> None:
     fake_gxx(tools / "g++", "11.4.0")

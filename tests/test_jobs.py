@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.arch import SM_80, SM_90A
+from gemmsmith.arch import SM_75, SM_80, SM_90A
 from gemmsmith.jobs import cores, free_memory, parallel_jobs
 
 GB = 1_000_000_000
@@ -51,6 +51,19 @@ def test_control_group_v2(machine: Path) -> None:
     _write(groups / "outer/inner/cpu.max", "350000 100000\n")
     _write(groups / "outer/cpu.max", "max 100000\n")
     assert cores(machine) == 3
+
+
+def test_k10_twenty_configs_for_three_archs_in_16_gb_on_64_cores(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(machine / "proc/self/cgroup", "0::/job\n")
+    _write(machine / "sys/fs/cgroup/job/memory.max", f"{16 * GB}\n")
+    _write(machine / "sys/fs/cgroup/job/memory.current", f"{GB // 2}\n")
+    wanted = [arch for arch in (SM_75, SM_80, SM_90A) for _ in range(20)]
+    assert parallel_jobs(wanted, root=machine) == 2  # 6.5 GB each, for sm_90a's sake
+    assert parallel_jobs(wanted[:40], root=machine) == 10
+    monkeypatch.setenv("MAX_JOBS", "2")
+    assert parallel_jobs(wanted[:40], root=machine) == 2
 
 
 def test_control_group_v1(machine: Path) -> None:

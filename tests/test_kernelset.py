@@ -112,9 +112,11 @@ def test_faults_of_file_and_architecture_have_their_own_errors(file: Path, tmp_p
         load(tmp_path / "gone.yaml", arch="hopper")
 
 
-def test_auto_needs_a_gpu(file: Path) -> None:
+@pytest.mark.parametrize("value", ["", "8.0;9.0a+PTX"])
+def test_k14_auto_needs_a_gpu(file: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", value)  # speaks of torch's own extensions
     with pytest.raises(NoDeviceError, match="no GPU to detect; set arch"):
         load(file)
 

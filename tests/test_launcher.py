@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fake_calls import call_of
 from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
 from gemmsmith.launcher import Call, Kernel, Launcher, launcher, load_library
 from gemmsmith.launcher.abi import abi_header, abi_version
@@ -100,28 +101,6 @@ def call_of_distinct_values() -> Call:
     small = {name: 11 * index for index, name in enumerate(Call._fields) if index >= 17}
     changed: dict[str, Any] = {**values, **small, "alpha": 0.5, "beta": -2.0, "c": 0}
     return Call(**changed)
-
-
-def aligned_call(spec: KernelSpec, **changes: float) -> Call:
-    """A call that ``spec`` can take, as far as one can say without a GPU."""
-    m, n, k = 64, 128, 72
-    values: dict[str, Any] = {
-        **dict.fromkeys(Call._fields, 0),
-        "m": m,
-        "n": n,
-        "k": k,
-        "batch": 1,
-        "a": 1 << 20,
-        "b": 1 << 21,
-        "d": 1 << 22,
-        "lda": k,
-        "ldb": k,
-        "ldd": n if spec.layout[2] == "r" else m,
-        "alpha": 1.0,
-        "beta": 0.0,
-        "sm_count": 132,
-    }
-    return Call(**{**values, **changes})
 
 
 def test_call_has_the_fields_of_the_struct_in_its_order() -> None:
@@ -344,13 +323,13 @@ def test_real_kernels_judge_sizes_alike(
     spec: KernelSpec, each_launcher: Launcher, real_libraries: dict[KernelSpec, Path]
 ) -> None:
     kernel = _kernels(each_launcher, real_libraries)[spec]
-    assert kernel.can_run(aligned_call(spec)) == 0
-    assert kernel.can_run(aligned_call(spec, batch=3)) == 0
-    misaligned = kernel.can_run(aligned_call(spec, k=36, lda=36, ldb=36))
+    assert kernel.can_run(call_of(spec)) == 0
+    assert kernel.can_run(call_of(spec, batch=3)) == 0
+    misaligned = kernel.can_run(call_of(spec, k=36, lda=36, ldb=36))
     assert kernel.explain(misaligned) == "Error Misaligned Operand"
     for size in ({"m": 0}, {"n": 0}, {"k": 0}, {"batch": 0}, {"m": 2**31}):
-        assert kernel.explain(kernel.can_run(aligned_call(spec, **size))) == "Error Invalid Problem"
-    assert kernel.workspace_bytes(aligned_call(spec)) == (0, 0)
+        assert kernel.explain(kernel.can_run(call_of(spec, **size))) == "Error Invalid Problem"
+    assert kernel.workspace_bytes(call_of(spec)) == (0, 0)
 
 
 @pytest.mark.nvcc
@@ -363,10 +342,10 @@ def test_a_launch_without_a_gpu_is_a_status_in_words(
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     kernel = _kernels(each_launcher, real_libraries)[spec]
-    status = kernel.launch(aligned_call(spec), 0, 0)
+    status = kernel.launch(call_of(spec), 0, 0)
     assert status < 0
     assert re.search(r"driver|device", kernel.explain(status))
     status, blocks = kernel.blocks_per_sm()
     assert status < 0
     assert blocks == 0
-    assert kernel.can_run(aligned_call(spec)) == 0
+    assert kernel.can_run(call_of(spec)) == 0

@@ -49,8 +49,7 @@ def bundle(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def absent() -> Toolchain:
         raise ToolchainError("no nvcc found")
 
-    for module in ("build", "lookup"):
-        monkeypatch.setattr(f"gemmsmith.{module}.find_toolchain", absent)
+    monkeypatch.setattr("gemmsmith.toolchains.find_toolchain", absent)
     for name in ("GEMMSMITH_NEVER_COMPILE", "GEMMSMITH_NVCC", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GEMMSMITH_LAUNCHER", "ctypes")
@@ -86,8 +85,7 @@ def test_another_nvcc_here_does_not_matter_unless_it_is_named(
     bundle: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = dataclasses.replace(nvcc.toolchain, release="12.9.41", host_version="11.4.0")
-    monkeypatch.setattr("gemmsmith.build.find_toolchain", lambda: other)
-    monkeypatch.setattr("gemmsmith.lookup.find_toolchain", lambda: other)
+    monkeypatch.setattr("gemmsmith.toolchains.find_toolchain", lambda: other)
     runs = len(nvcc.runs())
     assert list(find_built([ampere(64)])) == [ampere(64)]
     assert build([ampere(64)]).built[0].cached

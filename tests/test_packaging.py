@@ -28,12 +28,16 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(
-                ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "out")
+                ROOT / part,
+                copy / part,
+                ignore=shutil.ignore_patterns("__pycache__", "out", "cuda-[0-9]*[0-9]"),
             )
     for file in FILES:
         shutil.copy(ROOT / file, copy / file)
     (copy / "build" / "out").mkdir()
     (copy / "build" / "out" / "kernel.so").write_bytes(b"\x7fELF")
+    (copy / "build" / "toolchains" / "cuda-11.8" / "bin").mkdir(parents=True)
+    (copy / "build" / "toolchains" / "cuda-11.8" / "bin" / "nvcc").write_bytes(b"\x7fELF")
     return copy
 
 
@@ -60,7 +64,7 @@ def _tracked(root: Path, part: str) -> set[str]:
     return {
         str(path.relative_to(root))
         for path in (root / part).rglob("*")
-        if path.is_file() and "out" not in path.relative_to(root).parts
+        if path.is_file() and not {"out", "cuda-11.8"} & set(path.relative_to(root).parts)
     }
 
 
@@ -68,7 +72,12 @@ def test_wheel_holds_the_package_and_its_data_and_nothing_else(checkout: Path, w
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     package = {name.removeprefix("generator/") for name in _tracked(checkout, "generator")}
     data = _tracked(checkout, "templates") | _tracked(checkout, "configs")
-    assert names == package | {f"gemmsmith/{name}" for name in data}
+    matrix = {"matrix.yaml", "toolchains/cuda-11.8.sh"}
+    assert names == (
+        package
+        | {f"gemmsmith/{name}" for name in data}
+        | {f"gemmsmith/build_matrix/{name}" for name in matrix}
+    )
     assert "gemmsmith/py.typed" in names
     assert any(name.endswith(".cu.j2") for name in names)
     assert any(name.startswith("gemmsmith/configs/kernels/") for name in names)
@@ -89,7 +98,9 @@ def test_sdist_holds_the_sources_and_no_build_output(checkout: Path, dist: Path)
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     for part in PARTS:
         assert _tracked(checkout, part) <= names
-    assert not {name for name in names if name.startswith("build/out") or name.endswith(".so")}
+    assert not {
+        name for name in names if name.startswith("build/out") or name.endswith((".so", "/nvcc"))
+    }
 
 
 def test_installed_wheel_finds_its_data(wheel: Path, tmp_path: Path) -> None:

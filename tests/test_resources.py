@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_checkout_uses_the_folders_at_its_root() -> None:
     assert resources.templates_dir() == ROOT / "templates"
     assert resources.configs_dir() == ROOT / "configs"
+    assert resources.build_dir() == ROOT / "build"
 
 
 def test_installation_uses_the_folders_beside_the_package(
@@ -28,6 +29,9 @@ def test_installation_uses_the_folders_beside_the_package(
     monkeypatch.setattr(resources, "_PACKAGE", package)
     monkeypatch.setattr(resources, "_CHECKOUT", tmp_path)
     assert resources.templates_dir() == package / "templates"
+    (package / "build_matrix").mkdir()
+    (package / "build_matrix" / "matrix.yaml").touch()
+    assert resources.build_dir() == package / "build_matrix"
 
 
 def test_lost_folder_is_told_with_the_places_looked_at(
@@ -38,6 +42,8 @@ def test_lost_folder_is_told_with_the_places_looked_at(
     with pytest.raises(GemmsmithError) as raised:
         resources.configs_dir()
     assert "configs" in str(raised.value)
+    with pytest.raises(GemmsmithError, match="build matrix is neither in"):
+        resources.build_dir()
     assert str(tmp_path / "package") in str(raised.value)
 
 

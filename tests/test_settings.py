@@ -22,6 +22,7 @@ VARIABLES = (
     "GEMMSMITH_LAUNCHER",
     "GEMMSMITH_NEVER_COMPILE",
     "GEMMSMITH_NVCC",
+    "GEMMSMITH_TOOLKITS",
     "MAX_JOBS",
     "XDG_CACHE_HOME",
 )
@@ -55,6 +56,7 @@ def test_each_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         "GEMMSMITH_CACHE_DIR": "/srv/my kernels",
         "MAX_JOBS": "3",
         "GEMMSMITH_NVCC": "/opt/my cuda/bin/nvcc",
+        "GEMMSMITH_TOOLKITS": "/opt/cuda-11.8: /opt/my cuda 12 :",
         "CUDA_HOME": "/opt/cuda-a",
         "CUDA_PATH": "/opt/cuda-b",
         "GEMMSMITH_CXX": "g++-11",
@@ -68,6 +70,7 @@ def test_each_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.cache_dir == Path("/srv/my kernels")
     assert found.max_jobs == 3
     assert found.nvcc == Path("/opt/my cuda/bin/nvcc")
+    assert found.toolkits == (Path("/opt/cuda-11.8"), Path("/opt/my cuda 12"))
     assert found.cuda_home == Path("/opt/cuda-a")
     assert found.host_compiler == Path("g++-11")
     assert found.never_compile is True

@@ -58,7 +58,7 @@ def test_places_are_tried_in_order(
     assert (found.host_compiler, found.host_version) == (tools / "g++", "12.2.0")
 
 
-def test_no_nvcc_says_where_it_looked_and_what_to_do(
+def test_k01_no_nvcc_says_where_it_looked_and_what_to_do(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ToolchainError) as caught:
@@ -201,7 +201,7 @@ def test_newest_gcc_of_each_toolkit(cuda: tuple[int, int], gcc: int) -> None:
     assert newest_gcc(cuda) == gcc
 
 
-def test_too_new_a_gcc_is_told_before_compiling(tools: Path) -> None:
+def test_k05_too_new_a_gcc_is_told_before_compiling(tools: Path) -> None:
     fake_nvcc(tools / "nvcc", "11.8.89")
     fake_gxx(tools / "g++", "12.2.0")
     with pytest.raises(ToolchainError) as caught:

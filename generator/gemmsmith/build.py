@@ -17,13 +17,15 @@ from gemmsmith.errors import ArgumentError, CompileError, GemmsmithError, LoadEr
 from gemmsmith.identity import Identity, identity
 from gemmsmith.jobs import parallel_jobs
 from gemmsmith.launcher.with_ctypes import read_table
-from gemmsmith.lookup import build_command, stock
+from gemmsmith.lookup import build_command, identities_of, stock
 from gemmsmith.plan import Group, makespan, plan
 from gemmsmith.progress import Progress, Silent
 from gemmsmith.render import render
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
-from gemmsmith.toolchain import Toolchain, find_toolchain, warn_of_refused_choice
+from gemmsmith.toolchain import Toolchain, warn_of_refused_choice
+from gemmsmith.toolchains import Toolchains, find_toolchains
+from gemmsmith.torch_cuda import warn_of_mismatch
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ def build(
 
     Kernels of bundles count as compiled, unless a ``toolchain`` is named. ``source`` is the file
     of the kernels, for the command that an error names.
+    Each architecture is compiled for by the usual toolchain or, where that cannot target it, by a
+    further one (:mod:`gemmsmith.toolchains`); ``toolchain`` stands in for all of them.
     ``jobs`` is the number of compilers at once (default: :func:`gemmsmith.jobs.parallel_jobs`).
     A kernel that fails is in the report; the others are built all the same. While compilers run,
     SIGTERM to the main thread ends them as an interrupt does, and raises SystemExit.
@@ -104,27 +108,21 @@ def build(
         CacheError: where a kernel is missing and the cache cannot be written.
         BundleError: where GEMMSMITH_BUNDLES names what is no bundle.
     """
-    chosen = toolchain
     _check_jobs(jobs)
     started = time.monotonic()
     wanted = tuple(dict.fromkeys(specs))
-    no_toolchain: ToolchainError | None = None
-    if toolchain is None:
-        try:
-            toolchain = find_toolchain()
-        except ToolchainError as error:  # reported only if something is missing
-            no_toolchain = error
-    places = stock(bundles=chosen is None)  # what a named compiler makes is what is asked for
+    toolchains = find_toolchains(toolchain)
+    places = stock(bundles=toolchain is None)  # what a named compiler makes is what is asked for
     cache = places.cache
-    identities = {spec: identity(render([spec]), toolchain) for spec in wanted}
+    identities = identities_of(wanted, toolchains)
     found = {spec: places.find(identities[spec]) for spec in wanted}
     built: dict[KernelSpec, BuiltKernel] = {
         spec: _ready(spec, kernel, cached=True)
         for spec, kernel in found.items()
         if kernel is not None
     }
-    if built and no_toolchain is not None:
-        warn_of_refused_choice(no_toolchain)
+    if built and toolchains.refusal is not None:
+        warn_of_refused_choice(toolchains.refusal)
     failed: dict[KernelSpec, GemmsmithError] = {}
     missing = [spec for spec in wanted if spec not in built]
     if missing and settings().never_compile:
@@ -132,15 +130,15 @@ def build(
             spec: _never(spec, places.explain_miss(identities[spec]), source) for spec in missing
         }
     elif missing:
-        if toolchain is None:
-            assert no_toolchain is not None
-            raise no_toolchain
-        for spec in missing:
-            _log.info("%s", places.explain_miss(identities[spec]))
-        failed = _untargeted(missing, toolchain)
+        compilers, failed = _compilers(missing, toolchains)
         todo = [spec for spec in missing if spec not in failed]
+        for spec in todo:
+            _log.info("%s", places.explain_miss(identities[spec]))
+        identities.update({spec: identity(render([spec]), compilers[spec]) for spec in todo})
+        for compiler in dict.fromkeys(compilers.values()):
+            warn_of_mismatch(compiler)
         workers = jobs or parallel_jobs({spec.arch for spec in todo})
-        builder = _Builder(cache, toolchain, identities, workers, progress or Silent())
+        builder = _Builder(cache, compilers, identities, workers, progress or Silent())
         with terminable():
             builder.run(todo, cached=len(built))
         built.update(builder.built)
@@ -154,13 +152,33 @@ def build(
     )
 
 
+def _compilers(
+    specs: Sequence[KernelSpec], toolchains: Toolchains
+) -> tuple[dict[KernelSpec, Toolchain], dict[KernelSpec, GemmsmithError]]:
+    """Return the toolchain for each kernel, and why there is none for the others.
+
+    Raises:
+        ToolchainError: where this machine has no toolchain for any of them.
+    """
+    compilers: dict[KernelSpec, Toolchain] = {}
+    refused: dict[KernelSpec, GemmsmithError] = {}
+    for spec in specs:
+        try:
+            compilers[spec] = toolchains.of(spec.arch)
+        except ToolchainError as error:
+            refused[spec] = ToolchainError(f"{spec.name}: {error}")
+    if toolchains.refusal is not None and not compilers:
+        raise toolchains.refusal
+    return compilers, refused
+
+
 class _Builder:
     """One build's compiler runs: groups in parallel, a failed group again kernel by kernel."""
 
     def __init__(
         self,
         cache: Cache,
-        toolchain: Toolchain,
+        toolchains: Mapping[KernelSpec, Toolchain],
         identities: Mapping[KernelSpec, Identity],
         jobs: int,
         progress: Progress,
@@ -168,7 +186,7 @@ class _Builder:
         self.built: dict[KernelSpec, BuiltKernel] = {}
         self.failed: dict[KernelSpec, GemmsmithError] = {}
         self._cache = cache
-        self._toolchain = toolchain
+        self._toolchains = toolchains
         self._identities = identities
         self._jobs = jobs
         self._progress = progress
@@ -181,7 +199,7 @@ class _Builder:
         """Build ``specs`` and sort them into ``built`` and ``failed``."""
         if not specs:
             return
-        if not can_inspect(self._toolchain):
+        if not all(can_inspect(self._toolchains[spec]) for spec in specs):
             _log.warning(
                 "cuobjdump and nvdisasm were not both found: the machine code of new kernels is "
                 "not inspected; pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
@@ -248,7 +266,7 @@ class _Builder:
                     folder.mkdir()
                     compiled = compile_library(
                         render(missing),
-                        self._toolchain,
+                        self._toolchains[missing[0]],
                         folder,
                         jobs=self._jobs,
                         failures=self._failures(missing[0]),
@@ -280,7 +298,8 @@ class _Builder:
         """Return what the kernels of one library turned out to be."""
         table = read_table(compiled.path)
         log = compiled.log.read_text(errors="replace")
-        functions = device_functions(compiled.path, log, self._toolchain)
+        toolchain = self._toolchains[specs[0]]
+        functions = device_functions(compiled.path, log, toolchain)
         cards = {}
         for spec in specs:
             if spec.name not in table:
@@ -289,7 +308,7 @@ class _Builder:
                 spec,
                 table[spec.name],
                 functions,
-                toolchain=self._toolchain,
+                toolchain=toolchain,
                 seconds=compiled.seconds,
                 compiled_with=len(specs),
                 peak_bytes=compiled.peak_bytes,
@@ -344,16 +363,3 @@ def _never(spec: KernelSpec, why: str, source: str) -> CompileError:
         f"{why}, and GEMMSMITH_NEVER_COMPILE is set: unset it, or build beforehand with "
         f"{build_command(source, spec.arch.name)}"
     )
-
-
-def _untargeted(
-    specs: Sequence[KernelSpec], toolchain: Toolchain
-) -> dict[KernelSpec, GemmsmithError]:
-    """Return the kernels whose architecture the toolchain cannot compile for, with the reason."""
-    failed: dict[KernelSpec, GemmsmithError] = {}
-    for spec in specs:
-        try:
-            toolchain.check_target(spec.arch)
-        except ToolchainError as error:
-            failed[spec] = ToolchainError(f"{spec.name}: {error}")
-    return failed

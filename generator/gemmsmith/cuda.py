@@ -30,8 +30,8 @@ class Cuda:
     release: str
     """nvcc's full version, for example ``13.0.88``."""
     origin: str
-    """Where nvcc was found: ``argument``, ``GEMMSMITH_NVCC``, ``CUDA_HOME``, ``PATH`` or
-    ``PyPI wheels``."""
+    """Where nvcc was found: ``argument``, ``GEMMSMITH_NVCC``, ``CUDA_HOME``, ``PATH``,
+    ``PyPI wheels`` or ``further toolkits``."""
     root: Path
     """The toolkit's folder, which holds bin and include."""
     include_dirs: tuple[Path, ...]
@@ -47,6 +47,15 @@ def find_cuda(nvcc: Path | None = None) -> Cuda:
         ToolchainError: where there is none, or a part of the one from PyPI is missing.
     """
     origin, path = find_nvcc(nvcc)
+    return cuda_of(path, origin)
+
+
+def cuda_of(path: Path, origin: str) -> Cuda:
+    """Return the CUDA toolkit of the nvcc at ``path``, found as ``origin`` says.
+
+    Raises:
+        ToolchainError: where it tells no version, or a part of the one from PyPI is missing.
+    """
     release = nvcc_release(path)
     major, minor = release.split(".")[:2]
     layout = nvcc_layout(path)

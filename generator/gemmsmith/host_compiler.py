@@ -69,6 +69,15 @@ def find_host_compiler(cuda: tuple[int, int], explicit: Path | None = None) -> H
     )
 
 
+def beside(nvcc: Path, cuda: tuple[int, int]) -> HostCompiler | None:
+    """Return the newest g++-N in the folder of ``nvcc`` that toolkit ``cuda`` accepts, or None."""
+    for number in range(newest_gcc(cuda), _OLDEST_GCC - 1, -1):
+        path = find_program(nvcc.parent / f"g++-{number}")
+        if path is not None:
+            return _read(path)
+    return None
+
+
 def _explicit(wanted: Path, toolkit: str, newest: int) -> HostCompiler:
     path = find_program(wanted)
     if path is None:

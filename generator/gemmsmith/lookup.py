@@ -10,13 +10,14 @@ from pathlib import Path
 from gemmsmith.bundle import Bundle
 from gemmsmith.bundles import known_bundles, warn_once
 from gemmsmith.cache import Cache, CachedKernel
-from gemmsmith.errors import BundleError, ToolchainError
+from gemmsmith.errors import BundleError
 from gemmsmith.identity import Identity, identity
 from gemmsmith.render import render
 from gemmsmith.resources import configs_dir
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
-from gemmsmith.toolchain import Toolchain, find_toolchain, warn_of_refused_choice
+from gemmsmith.toolchain import Toolchain, warn_of_refused_choice
+from gemmsmith.toolchains import Toolchains, find_toolchains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,24 +71,35 @@ def stock(*, bundles: bool = True) -> Stock:
     return Stock(cache=Cache(settings().cache_dir), bundles=usable, refusals=refusals)
 
 
-def find_cached(specs: Sequence[KernelSpec]) -> dict[KernelSpec, CachedKernel]:
+def find_cached(
+    specs: Sequence[KernelSpec], *, toolchain: Toolchain | None = None
+) -> dict[KernelSpec, CachedKernel]:
     """Return those kernels, with their cards, that are compiled already; compiles nothing.
+
+    Only what ``toolchain`` compiled here counts, where one is named.
 
     Raises:
         BundleError: where GEMMSMITH_BUNDLES names what is no bundle.
     """
-    toolchain: Toolchain | None = None
-    refusal: ToolchainError | None = None
-    try:
-        toolchain = find_toolchain()
-    except ToolchainError as error:  # the newest kernel that agrees in all else will do
-        refusal = error
-    places = stock()
-    kernels = {spec: places.find(identity(render([spec]), toolchain)) for spec in specs}
+    toolchains = find_toolchains(toolchain)
+    places = stock(bundles=toolchain is None)
+    kernels = {spec: places.find(key) for spec, key in identities_of(specs, toolchains).items()}
     found = {spec: kernel for spec, kernel in kernels.items() if kernel is not None}
-    if found and refusal is not None:
-        warn_of_refused_choice(refusal)
+    if found and toolchains.refusal is not None:
+        warn_of_refused_choice(toolchains.refusal)
     return found
+
+
+def identities_of(
+    specs: Sequence[KernelSpec], toolchains: Toolchains
+) -> dict[KernelSpec, Identity]:
+    """Return what names each kernel in the cache.
+
+    Where there is no toolchain for an architecture, the newest kernel that agrees in all else is
+    meant.
+    """
+    compilers = {arch: toolchains.find(arch) for arch in {spec.arch for spec in specs}}
+    return {spec: identity(render([spec]), compilers[spec.arch]) for spec in specs}
 
 
 def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:

@@ -23,6 +23,21 @@ def configs_dir() -> Path:
     return _data_dir("configs")
 
 
+def build_dir() -> Path:
+    """Return the folder of ``matrix.yaml`` and of ``toolchains/``, the scripts that get toolkits.
+
+    Raises:
+        GemmsmithError: where the installation has lost the folder.
+    """
+    for folder in (_PACKAGE / "build_matrix", _CHECKOUT / "build"):  # build.py has the other name
+        if (folder / "matrix.yaml").is_file():
+            return folder
+    raise GemmsmithError(
+        f"gemmsmith's build matrix is neither in {_PACKAGE} nor in {_CHECKOUT}: "
+        "install the package again"
+    )
+
+
 def _data_dir(name: str) -> Path:
     """Return the folder beside the package (installed) or at the root of the checkout.
 

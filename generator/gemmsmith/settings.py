@@ -33,6 +33,9 @@ class Settings:
     """The nvcc to use: a path, or a name on PATH (``GEMMSMITH_NVCC``)."""
     cuda_home: Path | None
     """Root of a CUDA toolkit (``CUDA_HOME``, else ``CUDA_PATH``)."""
+    toolkits: tuple[Path, ...]
+    """Roots of further CUDA toolkits, for architectures that the usual one cannot target
+    (``GEMMSMITH_TOOLKITS``, separated as in PATH)."""
     host_compiler: Path | None
     """The g++ for nvcc: a path, or a name on PATH (``GEMMSMITH_CXX``, else ``CXX``)."""
     never_compile: bool
@@ -56,6 +59,7 @@ def settings() -> Settings:
         max_jobs=_positive("MAX_JOBS"),
         nvcc=_path("GEMMSMITH_NVCC"),
         cuda_home=_path("CUDA_HOME") or _path("CUDA_PATH"),
+        toolkits=_paths("GEMMSMITH_TOOLKITS"),
         host_compiler=_path("GEMMSMITH_CXX") or _path("CXX"),
         never_compile=_flag("GEMMSMITH_NEVER_COMPILE"),
         bundles=_paths("GEMMSMITH_BUNDLES"),
@@ -74,7 +78,7 @@ def _path(name: str) -> Path | None:
 
 
 def _paths(name: str) -> tuple[Path, ...]:
-    words = [word for word in _text(name).split(os.pathsep) if word]
+    words = [word for word in map(str.strip, _text(name).split(os.pathsep)) if word]
     return tuple(_expand(name, word).absolute() for word in words)
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from gemmsmith.arch import Architecture
-from gemmsmith.cuda import dotted, find_cuda, target_objection
+from gemmsmith.cuda import Cuda, cuda_of, dotted, find_cuda, target_objection
 from gemmsmith.errors import ToolchainError
-from gemmsmith.host_compiler import find_host_compiler
+from gemmsmith.host_compiler import HostCompiler, beside, find_host_compiler
 from gemmsmith.nvcc import package_folders, wheel_roots
 from gemmsmith.programs import find_program
 from gemmsmith.settings import settings
@@ -41,8 +42,8 @@ class Toolchain:
     release: str
     """nvcc's full version, for example ``13.0.88``."""
     origin: str
-    """Where nvcc was found: ``argument``, ``GEMMSMITH_NVCC``, ``CUDA_HOME``, ``PATH`` or
-    ``PyPI wheels``."""
+    """Where nvcc was found: ``argument``, ``GEMMSMITH_NVCC``, ``CUDA_HOME``, ``PATH``,
+    ``PyPI wheels`` or ``further toolkits``."""
     root: Path | None = None
     """The toolkit's folder, which holds bin and include; None where it is not known."""
     host_compiler: Path
@@ -71,15 +72,18 @@ class Toolchain:
     def environment(self) -> dict[str, str]:
         """Environment for the tools: this process' own, less the variables with hidden inputs.
 
-        Those would reach the binary without reaching its identity. PATH also ends with the folder
-        of nvdisasm, which cuobjdump starts by its bare name.
+        Those would reach the binary without reaching its identity. PATH leads to nvdisasm, which
+        cuobjdump starts by its bare name: one of another toolkit may not know the architecture.
         """
         kept = {key: value for key, value in os.environ.items() if key not in _HIDDEN_INPUTS}
         if self.nvdisasm is not None:
             folder = str(self.nvdisasm.parent)
             path = kept.get("PATH", os.defpath)
-            if folder not in path.split(os.pathsep):
+            other = shutil.which(self.nvdisasm.name, path=path)
+            if other is None:
                 kept["PATH"] = path + os.pathsep + folder
+            elif not self.nvdisasm.samefile(other):
+                kept["PATH"] = folder + os.pathsep + path
         return kept
 
     def check_target(self, arch: Architecture) -> None:
@@ -104,7 +108,29 @@ def find_toolchain(nvcc: Path | None = None) -> Toolchain:
         SettingError: where an environment variable is not legal.
     """
     cuda = find_cuda(nvcc)
-    host = find_host_compiler(cuda.version, settings().host_compiler)
+    return _complete(cuda, find_host_compiler(cuda.version, settings().host_compiler))
+
+
+def toolchain_at(root: Path) -> Toolchain:
+    """Return the toolchain of the CUDA toolkit in the folder ``root``.
+
+    A g++ that lies in its bin is part of it and goes before the one that the environment names.
+
+    Raises:
+        ToolchainError: where it has no nvcc, or there is no host compiler that this accepts.
+    """
+    nvcc = find_program(root / "bin" / "nvcc")
+    if nvcc is None:
+        raise ToolchainError(
+            f"GEMMSMITH_TOOLKITS names {root}, which has no bin/nvcc: "
+            "name the folder of a CUDA toolkit"
+        )
+    cuda = cuda_of(nvcc, "further toolkits")
+    own = beside(nvcc, cuda.version)
+    return _complete(cuda, own or find_host_compiler(cuda.version, settings().host_compiler))
+
+
+def _complete(cuda: Cuda, host: HostCompiler) -> Toolchain:
     return Toolchain(
         nvcc=cuda.nvcc,
         version=cuda.version,

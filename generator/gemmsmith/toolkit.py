@@ -22,7 +22,7 @@ _PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # part -> folde
     ),
     "cccl": (
         tuple(f"{folder}{own}" for folder in _HEADERS for own in ("/cccl", "")),
-        ("cuda/std/__cccl/version.h", "cub/version.cuh"),
+        ("cuda/std/__cccl/version.h", "cub/version.cuh", "cuda/std/detail/libcxx/include/version"),
     ),
 }
 

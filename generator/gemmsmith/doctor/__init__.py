@@ -10,7 +10,15 @@ import warnings
 from gemmsmith.doctor.devices import gpus, torch
 from gemmsmith.doctor.report import Finding, Report, render_text
 from gemmsmith.doctor.storage import cache, jobs
-from gemmsmith.doctor.tools import cutlass, disassembler, host_compiler, launcher, nvcc, python
+from gemmsmith.doctor.tools import (
+    cutlass,
+    disassembler,
+    host_compiler,
+    launcher,
+    nvcc,
+    python,
+    toolkits,
+)
 from gemmsmith.errors import SettingError
 from gemmsmith.settings import settings
 
@@ -29,6 +37,7 @@ def examine() -> Report:
             findings=(
                 python(),
                 nvcc(),
+                toolkits(),
                 host_compiler(),
                 disassembler(),
                 cutlass(),

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
-import re
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 from gemmsmith.arch import architecture_of
 from gemmsmith.cuda import dotted
@@ -14,6 +10,7 @@ from gemmsmith.doctor.report import Finding
 from gemmsmith.doctor.tools import toolchain
 from gemmsmith.errors import NoDeviceError, ToolchainError, UnknownArchitectureError
 from gemmsmith.nvml import Device, detect_architecture, devices
+from gemmsmith.torch_cuda import mismatch, torch_cuda
 
 
 def torch() -> Finding:
@@ -27,7 +24,7 @@ def torch() -> Finding:
             found="not installed: kernels can be built, not called",
             fix="pip install 'gemmsmith[torch]'",
         )
-    cuda = _torch_cuda()
+    cuda = torch_cuda()
     if cuda is None:
         return Finding(
             name="torch",
@@ -37,12 +34,12 @@ def torch() -> Finding:
         )
     tools = toolchain()
     found = f"{version}, for CUDA {cuda}"
-    if tools is not None and cuda.split(".")[0] != str(tools.version[0]):
+    objection = mismatch(cuda, tools) if tools is not None else None
+    if tools is not None and objection is not None:
         return Finding(
             name="torch",
             status="warning",
-            found=f"{found}, while nvcc is {tools.release} at {tools.nvcc}: "
-            "its kernels may need a newer driver than torch does",
+            found=f"{version}; {objection}",
             fix=f"set GEMMSMITH_NVCC to an nvcc of CUDA {cuda.split('.')[0]}, or install torch "
             f"for CUDA {tools.version[0]}",
         )
@@ -93,23 +90,3 @@ def _problem(device: Device) -> tuple[str, str] | None:
             f"update the driver, or set GEMMSMITH_NVCC to an nvcc of CUDA {device.cuda[0]}",
         )
     return None
-
-
-def _torch_cuda() -> str | None:
-    """The CUDA version that torch was built for, without importing torch (seconds)."""
-    spec = PathFinder.find_spec("torch")
-    folders = spec.submodule_search_locations if spec is not None else None
-    for folder in folders or ():
-        text = _read(Path(folder) / "version.py")
-        line = re.search(r"^cuda\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
-        value = ast.literal_eval(line.group(1)) if line else None
-        if value is not None:
-            return str(value)
-    return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

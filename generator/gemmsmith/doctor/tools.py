@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from gemmsmith.arch import ARCHITECTURES
+from gemmsmith.arch import ARCHITECTURES, Architecture
 from gemmsmith.cuda import find_cuda, target_objection
 from gemmsmith.doctor.report import Finding
 from gemmsmith.errors import GemmsmithError, ToolchainError
@@ -17,7 +17,8 @@ from gemmsmith.nvcc import WHEELS
 from gemmsmith.programs import find_program
 from gemmsmith.resources import cutlass_include_dirs, cutlass_version
 from gemmsmith.settings import settings
-from gemmsmith.toolchain import Toolchain, find_binary_tool, find_toolchain
+from gemmsmith.toolchain import Toolchain, find_binary_tool, find_toolchain, toolchain_at
+from gemmsmith.toolchains import further_toolkits, how_to_get
 
 _HEADERS = "install Python's headers (Debian and Ubuntu: apt install python3-dev)"
 
@@ -54,7 +55,7 @@ def nvcc() -> Finding:
             found=str(error),
             fix="set CUDA_HOME or GEMMSMITH_NVCC, or pip install 'gemmsmith[toolchain]'",
         )
-    targets = [arch.name for arch in ARCHITECTURES if target_objection(cuda.version, arch) is None]
+    targets = [arch.name for arch in _targets()]
     found = f"{cuda.release} at {cuda.nvcc} ({cuda.origin})"
     if not targets:
         return Finding(
@@ -73,6 +74,41 @@ def nvcc() -> Finding:
             fix="unset the variable, or set it to a toolkit with a compiler",
         )
     return Finding(name="nvcc", status="ok", found=found)
+
+
+def toolkits() -> Finding:
+    """The toolkits beside the usual one, and what none of all can target."""
+    problems, have, covered = [], [], set(_targets())
+    for root in further_toolkits():
+        try:
+            tools = toolchain_at(root)
+        except ToolchainError as error:
+            problems.append(str(error))
+            continue
+        targets = [arch for arch in ARCHITECTURES if target_objection(tools.version, arch) is None]
+        new = [arch.name for arch in targets if arch not in covered]
+        covered.update(targets)
+        have.append(
+            f"{tools.release} at {root} with gcc {tools.host_version}, "
+            + (f"for {', '.join(new)}" if new else "not needed")
+        )
+    lacking = [arch for arch in ARCHITECTURES if arch not in covered]
+    texts = [*problems, *(have or ["none beside nvcc"])]
+    texts += [f"for {arch.name} {how_to_get(arch)}" for arch in lacking]
+    found = "; ".join(texts)
+    if problems:
+        fix = "correct GEMMSMITH_TOOLKITS, or remove that folder"
+        return Finding(name="more toolkits", status="warning", found=found, fix=fix)
+    return Finding(name="more toolkits", status="ok", found=found)
+
+
+def _targets() -> list[Architecture]:
+    """Architectures that the usual nvcc targets; all, where there is none to add to."""
+    try:
+        version = find_cuda().version
+    except ToolchainError:
+        return list(ARCHITECTURES)
+    return [arch for arch in ARCHITECTURES if target_objection(version, arch) is None]
 
 
 def host_compiler() -> Finding:
