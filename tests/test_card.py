@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from fakes import FakeNvcc, ampere, hopper, mma_source
+from gemmsmith.arch import SM_70, SM_75, SM_80, SM_86, SM_89, Architecture, portable
 from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
 from gemmsmith.compile import compile_library
+from gemmsmith.dtypes import BF16, FP16, INT8, INT32, DType
 from gemmsmith.errors import CompileError
-from gemmsmith.spec import KernelSpec
+from gemmsmith.spec import KernelSpec, Tile, widest_alignment
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
 WIDE, NARROW = hopper(256), hopper(64)
@@ -148,6 +150,110 @@ def test_width_of_a_swapped_kernel_is_that_of_the_device(tmp_path: Path) -> None
 def test_missing_tensor_cores_are_refused(tmp_path: Path) -> None:
     reason = objection(WIDE, _card(tmp_path, WIDE, sass=_sass(WIDE, "FFMA", "HMMA.16816.F32")))
     assert reason == "its machine code lacks HGMMA.64x (tensor-core code: HMMA.16816.F32)"
+
+
+def _with(spec: KernelSpec, folder: Path, *instructions: str, **facts: Any) -> Card:
+    """A card of ``spec`` with these instructions and numbers, whatever the binary says."""
+    made = _card(folder, WIDE)
+    return dataclasses.replace(
+        made, name=spec.name, tensor_instructions=dict.fromkeys(instructions, 4), **facts
+    )
+
+
+def _multistage(arch: Architecture, dtype: DType) -> KernelSpec:
+    """A 2.x kernel of ``arch`` on ``dtype``, its sums in the usual type."""
+    spec = dataclasses.replace(ampere(), stages=3 if arch.async_copy else 2)
+    acc = arch.accumulators[dtype.name][0]
+    k = 64 if dtype is INT8 else 32
+    return dataclasses.replace(
+        spec,
+        arch=arch,
+        a=dtype,
+        b=dtype,
+        acc=acc,
+        d=arch.outputs[dtype.name][0],
+        tile=Tile(128, 128, k),
+        warp=Tile(64, 64, k),
+        alignment=widest_alignment(dtype, dtype, arch.outputs[dtype.name][0], "smem"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "right", "wrong"),
+    [
+        (SM_70, FP16, "HMMA.884.F32.F32.STEP0", "HMMA.1688.F32"),
+        (SM_75, FP16, "HMMA.1688.F32", "HMMA.884.F32.F32.STEP0"),
+        (SM_75, INT8, "IMMA.8816.S8.S8", "IMMA.16832.S8.S8"),
+        (SM_80, FP16, "HMMA.16816.F32", "HMMA.1688.F32"),
+        (SM_80, BF16, "HMMA.16816.F32.BF16", "HMMA.1688.F32.BF16"),
+        (SM_80, INT8, "IMMA.16832.S8.S8", "IMMA.16816.S8.S8"),
+        (SM_86, INT8, "IMMA.16832.S8.S8", "HMMA.16816.F32"),
+        (SM_89, FP16, "HMMA.16816.F32", "IMMA.16832.S8.S8"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_each_architecture_has_its_own_instruction(
+    tmp_path: Path, arch: Architecture, dtype: DType, right: str, wrong: str
+) -> None:
+    spec = _multistage(arch, dtype)
+    facts = {"registers": 128, "threads": 128, "dynamic_shared_bytes": 32_768}
+    assert objection(spec, _with(spec, tmp_path, right, **facts)) is None
+    reason = objection(spec, _with(spec, tmp_path, wrong, **facts))
+    wanted = arch.sass[dtype.name]
+    assert reason == f"its machine code lacks {wanted} (tensor-core code: {wrong})"
+
+
+@pytest.mark.parametrize("width", [16, 48, 112, 128, 256])
+def test_int8_on_hopper_is_as_wide_as_the_tile(tmp_path: Path, width: int) -> None:
+    spec = dataclasses.replace(
+        hopper(width),
+        a=INT8,
+        b=INT8,
+        acc=INT32,
+        d=INT32,
+        tile=Tile(128, width, 128),
+        alignment=widest_alignment(INT8, INT8, INT32, "tma"),
+    )
+    right, narrow = f"IGMMA.64x{width}x32.S8.S8", "IGMMA.64x8x32.S8.S8"
+    assert objection(spec, _with(spec, tmp_path, right)) is None
+    reason = objection(spec, _with(spec, tmp_path, narrow))
+    assert reason is not None
+    assert f"{width} wide, the machine code has {narrow}" in reason
+    other = f"HGMMA.64x{width}x16.F32"
+    assert objection(spec, _with(spec, tmp_path, other)) == (
+        f"its machine code lacks IGMMA.64x (tensor-core code: {other})"
+    )
+
+
+@pytest.mark.parametrize("arch", [SM_70, SM_80], ids=lambda arch: arch.name)
+def test_kernels_compiled_for_another_architecture_need_not_have_the_instruction(
+    tmp_path: Path, arch: Architecture
+) -> None:
+    own, elsewhere = _multistage(arch, FP16), _multistage(portable(arch), FP16)
+    facts = {"registers": 128, "threads": 128, "dynamic_shared_bytes": 32_768}
+    assert objection(own, _with(own, tmp_path, **facts)) is not None
+    assert objection(elsewhere, _with(elsewhere, tmp_path, **facts)) is None
+    fat = objection(
+        elsewhere, _with(elsewhere, tmp_path, registers=255, threads=512, dynamic_shared_bytes=0)
+    )
+    assert fat is not None
+    assert "131,072 a block" in fat
+
+
+def test_registers_are_checked_against_the_register_file(tmp_path: Path) -> None:
+    assert objection(WIDE, _card(tmp_path, WIDE)) is None  # 168 x 384 = 64,512
+    instruction = "HGMMA.64x256x16.F32.BF16"
+    reason = objection(WIDE, _with(WIDE, tmp_path, instruction, registers=176))
+    assert reason == (
+        "its 384 threads take 176 registers each, 67,584 a block as they are handed out, "
+        "sm_90a has 65,536: lower the tile or the number of warps"
+    )
+
+
+def test_spills_are_told_and_allowed(tmp_path: Path) -> None:
+    card = _with(WIDE, tmp_path, "HGMMA.64x256x16.F32.BF16", spill_store_bytes=4096)
+    assert objection(WIDE, card) is None
+    assert card.as_dict()["spill_store_bytes"] == 4096
 
 
 def test_shared_memory_is_checked_to_the_byte(tmp_path: Path) -> None:

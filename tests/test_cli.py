@@ -228,9 +228,23 @@ def test_render_writes_only_what_changed(file: Path, tmp_path: Path) -> None:
     assert [Path(name).stat().st_mtime_ns for name in written] == before
 
 
-def test_inspect_says_what_is_not_built(file: Path) -> None:
-    assert facts("inspect", file) == {"cards": [], "not_built": [*SM_90A, SM_80]}
-    assert "3 of 3 not built yet" in run("inspect", file).stderr
+def test_inspect_estimates_what_is_not_built(file: Path) -> None:
+    seen = facts("inspect", file)
+    assert seen["cards"] == []
+    assert [kernel["name"] for kernel in seen["not_built"]] == [*SM_90A, SM_80]
+    assert seen["not_built"][1]["occupancy"] == {
+        "blocks": 1,
+        "limited_by": ["registers", "shared memory"],
+        "warps": 12,
+        "warps_available": 64,
+        "estimated": True,
+    }
+    told = run("inspect", file)
+    assert "3 of 3 not built yet (gemmsmith build): ~ is an estimate" in told.stderr
+    line = next(line for line in told.stdout.splitlines() if line.startswith(SM_90A[1]))
+    assert line.split()[1:9] == ["~1", "registers", "and", "shared", "memory", "~12", "of", "64"]
+    one = facts("inspect", file, "--arch", "sm_80")
+    assert [kernel["name"] for kernel in one["not_built"]] == [SM_80]
 
 
 def test_build_without_a_compiler_says_what_to_do(
@@ -254,6 +268,8 @@ def test_build_makes_what_list_and_inspect_then_show(file: Path) -> None:
     (card,) = facts("inspect", file, "--kernel", SM_80)["cards"]
     assert (card["threads"], card["stages"], card["shared_bytes"]) == (128, 3, 3 * 64 * 32 * 2 * 2)
     assert card["registers"] > 0
+    assert card["occupancy"]["estimated"] is False
+    assert 1 <= card["occupancy"]["blocks"] <= 6
     again = run("build", file, "--kernel", SM_80)
     assert again.stdout.startswith("0 compiled, 1 already there, 0 failed")
 

@@ -112,5 +112,3 @@ def test_flags_hold_no_paths_and_what_each_arch_needs() -> None:
         assert f"-gencode={arch.gencode}" in flags(arch)
         assert not any(flag.removeprefix("-l") == "cuda" for flag in flags(arch))
         assert not any("DIRECT_CUDA_DRIVER_CALL" in flag for flag in flags(arch))
-    wide = "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
-    assert (wide in flags(SM_80), wide in flags(SM_90A)) == (False, True)

@@ -9,6 +9,7 @@ import pytest
 from fakes import ampere, hopper
 from gemmsmith.arch import Schedule
 from gemmsmith.card import Card
+from gemmsmith.dtypes import FP16
 from gemmsmith.plan import LARGEST_GROUP, makespan, plan
 from gemmsmith.spec import Tile
 
@@ -33,6 +34,28 @@ def test_few_jobs_share_headers_and_many_jobs_split() -> None:
     assert sorted(len(group.specs) for group in plan(HOPPER, 2)) == [3, 3]
     assert [len(group.specs) for group in plan(HOPPER, 16)] == [1] * 6
     assert [len(group.specs) for group in plan(HOPPER[:4], 1)] == [4]
+
+
+def test_a_group_is_no_larger_than_memory_allows() -> None:
+    many = [hopper(16 * n) for n in range(1, 17)]
+    assert sorted(len(group.specs) for group in plan(many, 1)) == [8, 8]
+
+
+def test_rare_widths_share_a_group_and_are_expected_to_take_longer() -> None:
+    rare, common = [hopper(48), hopper(112)], [hopper(64), hopper(128)]
+    apart = plan([rare[0], common[0], common[1], rare[1]], 2)
+    assert {group.specs for group in apart} == {tuple(rare), tuple(common)}
+    assert plan(rare, 1)[0].seconds == plan(common, 1)[0].seconds + 9
+
+
+def test_kernels_of_one_tile_stay_together() -> None:
+    wide, narrow = hopper(128), hopper(64)
+    half = [dataclasses.replace(spec, a=FP16, b=FP16, d=FP16) for spec in (wide, narrow)]
+    groups = plan([wide, narrow, *half], 2)
+    assert {frozenset(group.specs) for group in groups} == {
+        frozenset({wide, half[0]}),
+        frozenset({narrow, half[1]}),
+    }
 
 
 def test_neighbours_are_kin() -> None:
@@ -80,5 +103,5 @@ def test_expected_seconds_follow_what_was_measured() -> None:
     }
     (fresh,) = plan(HOPPER[:2], 1)
     (again,) = plan(HOPPER[:2], 1, cards.get)
-    assert fresh.seconds == 50 + 2 * 10
+    assert fresh.seconds == 18 + 2 * 9
     assert again.seconds == 150

@@ -56,6 +56,19 @@ def _variants(specs: Sequence[KernelSpec]) -> list[str]:
     return [str(template_values(spec)["variant"]) for spec in specs]
 
 
+@pytest.mark.parametrize(("width", "rare"), [(48, True), (112, True), (96, False), (256, False)])
+def test_rare_widths_alone_pay_for_their_headers(width: int, rare: bool) -> None:
+    spec = replace(COOPERATIVE, tile=Tile(128, width, 64))
+    first = '#include "gemmsmith/rare_wgmma_widths.h"\n#include "gemmsmith/sm90_gemm.h"'
+    assert (first in render([spec]).text) == rare
+    assert (first in render([COOPERATIVE, spec]).text) == rare
+
+
+def test_the_width_of_a_swapped_kernel_is_its_tokens() -> None:
+    spec = replace(COOPERATIVE, tile=Tile(48, 128, 64), swap=True)
+    assert "rare_wgmma_widths.h" in render([spec]).text
+
+
 @pytest.mark.parametrize("feature", FEATURES)
 def test_golden(feature: str, update_golden: bool) -> None:
     specs = FEATURES[feature]
@@ -129,9 +142,9 @@ def test_r01_a_value_that_is_not_given_is_named_with_its_template(spec: KernelSp
     for missing in values.keys() & {"stages", "name", "element_a", "alignment"}:
         kernel = {key: value for key, value in values.items() if key != missing}
         with pytest.raises(RenderError, match=rf"{re.escape(template)}.*'{missing}'"):
-            render_template(template, {"banner": "x", "kernels": [kernel]})
+            render_template(template, {"banner": "x", "rare_widths": False, "kernels": [kernel]})
     with pytest.raises(RenderError, match=rf"{re.escape(template)}.*'banner'"):
-        render_template(template, {"kernels": [values]})
+        render_template(template, {"rare_widths": False, "kernels": [values]})
 
 
 @pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE], ids=lambda spec: spec.arch.name)
@@ -140,7 +153,9 @@ def test_r01_every_value_given_is_used_by_a_template_and_reaches_it_untouched(
 ) -> None:
     raw = 'cutlass::Array<float, 4> && "it\'s"'
     values = {**template_values(spec), "element_accumulator": raw}
-    text = render_template(template_name(spec), {"banner": raw, "kernels": [values]})
+    text = render_template(
+        template_name(spec), {"banner": raw, "rare_widths": False, "kernels": [values]}
+    )
     assert f"using ElementAccumulator = {raw};" in text
     assert text.startswith(f"// {raw}\n")
     assert not re.search(r"&(lt|gt|amp|quot|#\d+);", text)

@@ -27,6 +27,8 @@ class Multiprocessor:
     """Bytes of shared memory."""
     shared_memory_reserved: int
     """Bytes of it that the driver takes for each block."""
+    shared_memory_unit: int = 128
+    """Bytes by which it is handed out."""
     registers: int = 65_536
     """32-bit registers."""
     warps: int
@@ -101,7 +103,11 @@ SM_70 = Architecture(
     gencode="arch=compute_70,code=sm_70",
     smem_per_block=98_304,
     multiprocessor=Multiprocessor(
-        shared_memory=98_304, shared_memory_reserved=0, warps=64, blocks=32
+        shared_memory=98_304,
+        shared_memory_reserved=0,
+        shared_memory_unit=256,
+        warps=64,
+        blocks=32,
     ),
     api="2.x",
     inputs=(FP16,),
@@ -125,7 +131,11 @@ SM_75 = Architecture(
     gencode="arch=compute_75,code=sm_75",
     smem_per_block=65_536,
     multiprocessor=Multiprocessor(
-        shared_memory=65_536, shared_memory_reserved=0, warps=32, blocks=16
+        shared_memory=65_536,
+        shared_memory_reserved=0,
+        shared_memory_unit=256,
+        warps=32,
+        blocks=16,
     ),
     api="2.x",
     inputs=(FP16, INT8),

@@ -12,13 +12,14 @@ from typing import Any
 
 from gemmsmith.errors import CompileError
 from gemmsmith.launcher.interface import TableEntry
+from gemmsmith.occupancy import registers_of_block
 from gemmsmith.spec import KernelSpec
 from gemmsmith.toolchain import Toolchain
 
 _FUNCTION = re.compile(r"^\s*Function\s*:?\s*([\w$.]+)", re.MULTILINE)
 _USAGE = re.compile(r"^\s*Function ([\w$.]+):\s*REG:(\d+) STACK:(\d+)", re.MULTILINE)
 _TENSOR = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z]*MMA\.[\w.]+)", re.MULTILINE)
-_WIDTH = re.compile(r"HGMMA\.64x(\d+)x")
+_WIDTH = re.compile(r"[HI]GMMA\.64x(\d+)x")
 _PTXAS = re.compile(
     r"Function properties for (?P<name>[\w$.]+)\s+"
     r"(?P<stack>\d+) bytes stack frame, (?P<store>\d+) bytes spill stores, "
@@ -180,7 +181,8 @@ def make_card(
 def objection(spec: KernelSpec, card: Card) -> str | None:
     """Return why the compiled kernel is not what ``spec`` promises, or None where it is.
 
-    Spills are no objection: they cost speed, not results.
+    Spills are no objection: they cost speed, not results. Which instructions are promised holds
+    for the spec's own architecture; kernels compiled for another one have that one's.
     """
     limit = spec.arch.smem_per_block
     if card.shared_bytes > limit:
@@ -188,13 +190,25 @@ def objection(spec: KernelSpec, card: Card) -> str | None:
             f"it takes {card.shared_bytes:,} B of shared memory a block, "
             f"{spec.arch.name} has {limit:,}: lower stages or tile"
         )
-    if not card.sass_inspected:
+    registers = registers_of_block(card.registers, card.threads)
+    if registers > spec.arch.multiprocessor.registers:
+        return (
+            f"its {card.threads} threads take {card.registers} registers each, {registers:,} a "
+            f"block as they are handed out, {spec.arch.name} has "
+            f"{spec.arch.multiprocessor.registers:,}: lower the tile or the number of warps"
+        )
+    if not card.sass_inspected or spec.arch.runs_on != spec.arch.name:
         return None
+    return _wrong_instruction(spec, card)
+
+
+def _wrong_instruction(spec: KernelSpec, card: Card) -> str | None:
     found = ", ".join(card.tensor_instructions) or "none"
     wanted = spec.arch.sass[spec.a.name]
-    if not any(name.startswith(wanted) for name in card.tensor_instructions):
+    right = [name for name in card.tensor_instructions if name.startswith(wanted)]
+    if not right:
         return f"its machine code lacks {wanted} (tensor-core code: {found})"
-    widths = {int(match[1]) for name in card.tensor_instructions if (match := _WIDTH.match(name))}
+    widths = {int(match[1]) for name in right if (match := _WIDTH.match(name))}
     if widths and widths != {spec.device_tile.n}:
         return (
             f"its tile wants instructions {spec.device_tile.n} wide, the machine code has {found}: "

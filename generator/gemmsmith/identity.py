@@ -97,7 +97,7 @@ def flags(arch: Architecture) -> tuple[str, ...]:
     -fno-gnu-unique: else two versions of one C++ template merge into one in a process.
     No libcuda: CUTLASS asks the runtime for driver entry points, so that a library loads anywhere.
     """
-    common = (
+    return (
         "-std=c++17",
         "-O3",
         "-shared",
@@ -108,9 +108,6 @@ def flags(arch: Architecture) -> tuple[str, ...]:
         "-Xcompiler=-fPIC,-fvisibility=hidden,-fno-gnu-unique",
         "-Xptxas=-v",
     )
-    if arch.api == "3.x":  # without it odd wgmma widths silently become 16 wide
-        return (*common, "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED")
-    return common
 
 
 @cache

@@ -8,15 +8,18 @@ from itertools import groupby, pairwise
 
 from gemmsmith.card import Card
 from gemmsmith.spec import KernelSpec
+from gemmsmith.wgmma import has_rare_width
 
-LARGEST_GROUP = 4
-"""Kernels of one translation unit; more would leave cores idle at the end of a build."""
+LARGEST_GROUP = 8
+"""Kernels of one translation unit; 16 would save another second each and lose more to a failure."""
 
-_SECONDS = {"smem": (11.0, 1.0), "direct": (38.0, 8.0), "tma": (50.0, 10.0)}
+_SECONDS = {"smem": (11.0, 1.5), "direct": (18.0, 7.0), "tma": (18.0, 9.0)}
 """By store: what CUTLASS's headers and shared templates cost nvcc, and what each kernel adds.
 
 Measured with nvcc 13.0; the first is paid once for each translation unit.
 """
+_RARE_WIDTHS_SECONDS = 9.0
+"""What the headers of further wgmma widths add to a translation unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,19 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
     return max(workers)
 
 
-def _family(spec: KernelSpec) -> tuple[str, ...]:
-    """Order in which neighbours share most template instances."""
-    return (spec.arch.name, spec.schedule, spec.store, spec.scheduler)
+def _family(spec: KernelSpec) -> tuple[object, ...]:
+    """Order in which neighbours share most template instances: types alone change the fewest."""
+    return (
+        spec.arch.name,
+        has_rare_width(spec),
+        spec.schedule,
+        spec.store,
+        spec.scheduler,
+        spec.residual,
+        spec.device_tile,
+        spec.device_cluster,
+        spec.layout,
+    )
 
 
 def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, ...]]:
@@ -77,6 +90,8 @@ def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, .
 
 def _seconds(kernels: Sequence[KernelSpec], last_card: Callable[[str], Card | None]) -> float:
     shared = max(_SECONDS[kernel.store][0] for kernel in kernels)
+    if any(map(has_rare_width, kernels)):
+        shared += _RARE_WIDTHS_SECONDS
     seconds = shared
     for kernel in kernels:
         card = last_card(kernel.name)

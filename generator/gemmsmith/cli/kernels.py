@@ -19,6 +19,7 @@ from gemmsmith.cli.options import (
 if TYPE_CHECKING:
     from gemmsmith.cache import CachedKernel
     from gemmsmith.card import Card
+    from gemmsmith.inspection import Inspection
 
 
 def build_kernels(
@@ -81,35 +82,56 @@ def build_kernels(
 def inspect(
     source: Source = None, arch: Archs = None, kernel: Names = None, *, as_json: AsJson = False
 ) -> None:
-    """Show what the compiled kernels turned out to be: registers, spills, instructions."""
+    """Show what compiled kernels turned out to be, and how many blocks a multiprocessor holds.
+
+    For kernels that are not compiled the number of blocks is an estimate, marked with ~.
+    """
+    from gemmsmith.inspection import inspect_kernel
     from gemmsmith.lookup import find_cached
 
     specs = specs_of(source, arch, kernel)
     found = find_cached(specs)
-    missing = [spec.name for spec in specs if spec not in found]
+    seen = [inspect_kernel(spec, found[spec].card if spec in found else None) for spec in specs]
+    missing = [inspection for inspection in seen if inspection.estimated]
     if as_json:
         print_json(
             {
-                "cards": [_inspected(kernel) for kernel in found.values()],
-                "not_built": missing,
+                "cards": [
+                    {
+                        **_inspected(found[inspection.spec]),
+                        "occupancy": inspection.occupancy_dict(),
+                    }
+                    for inspection in seen
+                    if not inspection.estimated
+                ],
+                "not_built": [
+                    {"name": inspection.spec.name, "occupancy": inspection.occupancy_dict()}
+                    for inspection in missing
+                ],
             }
         )
-    elif found:
-        print_table(
-            (
-                "KERNEL",
-                "REGISTERS",
-                "SPILLS",
-                "SHARED",
-                "THREADS",
-                "STAGES",
-                "TENSOR CORES",
-                "COMPILED",
-            ),
-            (_row(kernel.card) for kernel in found.values()),
+        return
+    print_table(
+        (
+            "KERNEL",
+            "BLOCKS",
+            "LIMITED BY",
+            "WARPS",
+            "REGISTERS",
+            "SPILLS",
+            "SHARED",
+            "THREADS",
+            "STAGES",
+            "TENSOR CORES",
+            "COMPILED",
+        ),
+        (_row(inspection) for inspection in seen),
+    )
+    if missing:
+        typer.echo(
+            f"{len(missing)} of {len(specs)} not built yet (gemmsmith build): ~ is an estimate",
+            err=True,
         )
-    if missing and not as_json:
-        typer.echo(f"{len(missing)} of {len(specs)} not built yet (gemmsmith build)", err=True)
 
 
 def _card(card: Card) -> dict[str, Any]:
@@ -120,18 +142,28 @@ def _inspected(kernel: CachedKernel) -> dict[str, Any]:
     return {**_card(kernel.card), "library": str(kernel.library)}
 
 
-def _row(card: Card) -> tuple[object, ...]:
+def _row(inspection: Inspection) -> tuple[object, ...]:
+    use = inspection.occupancy
+    mark = "~" if inspection.estimated else ""
+    fit = (
+        f"{mark}{use.blocks}",
+        " and ".join(use.limited_by),
+        f"{mark}{use.warps} of {use.warps_available}",
+    )
+    card = inspection.card
+    if card is None:
+        return (inspection.spec.name, *fit, *["-"] * 6, "no")
     instructions = [f"{count} {name}" for name, count in card.tensor_instructions.items()]
-    found = ", ".join(instructions) or ("none" if card.sass_inspected else "not inspected")
     seconds = f"{card.compile_seconds:.1f} s"
     return (
         card.name,
+        *fit,
         card.registers,
         f"{card.spill_store_bytes + card.spill_load_bytes:,} B",
         f"{card.shared_bytes:,} B",
         card.threads,
         card.stages,
-        found,
+        ", ".join(instructions) or ("none" if card.sass_inspected else "not inspected"),
         seconds + (f" with {card.compiled_with - 1} more" if card.compiled_with > 1 else ""),
     )
 
