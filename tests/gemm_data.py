@@ -18,11 +18,23 @@ def matrix(rows: int, columns: int, letter: str, values: Tensor) -> Tensor:
     return values.reshape(rows, columns).t().contiguous().t()
 
 
+def poison_of(dtype: torch.dtype) -> float:
+    """Return NaN, or for whole numbers the largest, which no result here is."""
+    return math.nan if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def untouched(values: Tensor) -> bool:
+    """Whether all of ``values`` is still :func:`poison_of` its type."""
+    if values.dtype.is_floating_point:
+        return bool(values.isnan().all())
+    return bool((values == poison_of(values.dtype)).all())
+
+
 def padded(values: Tensor, letter: str, padding: int) -> Tensor:
-    """Return ``values`` (…, rows, columns) in rows or columns that NaN keeps ``padding`` apart."""
+    """Return ``values`` (…, rows, columns) in rows or columns that poison keeps apart."""
     lines = values if letter == "r" else values.mT
     length = lines.shape[-1]
-    room = lines.new_full((*lines.shape[:-1], length + padding), math.nan)
+    room = lines.new_full((*lines.shape[:-1], length + padding), poison_of(lines.dtype))
     room[..., :length] = lines
     return room[..., :length] if letter == "r" else room[..., :length].mT
 
@@ -33,9 +45,9 @@ def small_integers(*shape: int, dtype: torch.dtype, device: str, most: int = 3) 
 
 
 class GuardedOutput:
-    """An output (…, M, N) full of NaN inside a larger buffer that must stay NaN around it.
+    """An output (…, M, N) full of poison inside a larger buffer that must stay so around it.
 
-    Its rows (``r``) or columns (``c``) are ``padding`` elements apart, which must stay NaN too.
+    Its rows (``r``) or columns (``c``) are ``padding`` elements apart, which must stay so too.
     """
 
     def __init__(
@@ -55,18 +67,22 @@ class GuardedOutput:
             inside = buffer[GUARD : GUARD + size].view(room)[..., :length]
             return inside if letter == "r" else inside.mT
 
-        self._buffer = torch.full((size + 2 * GUARD,), math.nan, dtype=dtype, device=device)
+        self._buffer = torch.full((size + 2 * GUARD,), poison_of(dtype), dtype=dtype, device=device)
         self.out = output(self._buffer)
         self._outside = torch.ones_like(self._buffer, dtype=torch.bool)
         output(self._outside).fill_(False)
 
     def overrun(self) -> bool:
         """Whether something was written outside the output, or between its rows or columns."""
-        return not bool(self._buffer[self._outside].isnan().all())
+        return not untouched(self._buffer[self._outside])
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an exact f64 result rounded once to ``dtype``; f32 holds it exactly on the way."""
+    """Return an exact f64 result rounded once to ``dtype``; int8 half to even and saturated."""
+    if dtype == torch.int8:
+        return exact.round().clamp(-128, 127).to(dtype)
+    if dtype == torch.int32:
+        return exact.to(dtype)
     return exact.float().to(dtype)
 
 

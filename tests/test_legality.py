@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.arch import SM_80, SM_90A, Architecture
-from gemmsmith.dtypes import BF16, FP16, FP32
+from gemmsmith.arch import SM_70, SM_80, SM_90A, Architecture, portable
+from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.fit import misfit
 from gemmsmith.footprint import (
@@ -474,3 +474,88 @@ def test_calls_beyond_a_grid_are_refused_by_kernels_without_a_persistent_one() -
     tall = dataclasses.replace(wide, m=wide.n, n=8)
     assert misfit(dataclasses.replace(plain, swap=True), tall).startswith("M=4194304 is over")
     assert misfit(dataclasses.replace(plain, schedule="pingpong"), many) == ""
+
+
+VOLTA: dict[str, Any] = {
+    "arch": SM_70,
+    "tile": Tile(128, 128, 32),
+    "warp": Tile(64, 64, 32),
+    "stages": 2,
+    "schedule": "multistage",
+    "store": "smem",
+    "a": FP16,
+    "b": FP16,
+    "d": FP16,
+}
+INTEGERS: dict[str, Any] = {
+    **AMPERE,
+    "a": INT8,
+    "b": INT8,
+    "acc": INT32,
+    "d": INT32,
+    "tile": Tile(128, 128, 64),
+    "warp": Tile(64, 64, 64),
+    "alignment": Alignment(16, 16, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "fields", "words"),
+    [
+        (VOLTA, {"stages": 3}, "stages: sm_70 has no cp.async: a main loop has 2 stages, not 3"),
+        (
+            VOLTA,
+            {"tile": Tile(128, 128, 64), "warp": Tile(64, 64, 64)},
+            "tile: tile.k=64 of fp16: 32 has a conflict-free layout in shared memory on sm_70",
+        ),
+        (VOLTA, {"a": BF16, "b": BF16, "d": BF16}, "not bf16; bf16 needs sm_80 or later"),
+        (VOLTA, {"d": BF16}, "dtype: sm_70 stores fp16, fp32 from fp16, not bf16; set d: fp16"),
+        (INTEGERS, {"layout": "rrr"}, "use b: col (store the weight as [N, K]): layout: rcr"),
+        (INTEGERS, {"layout": "ccc", "bias": False}, "use a: row: layout: rcc"),
+        (INTEGERS, {"acc": FP32}, "int8 products accumulate in int32, not fp32; set acc: int32"),
+        (INTEGERS, {"d": FP32}, "sm_80 stores int32, fp16, bf16, int8 from int8, not fp32"),
+        (INTEGERS, {"tile": Tile(128, 128, 32), "warp": Tile(64, 64, 32)}, "64 or 128 has a"),
+        (INTEGERS, {"alignment": Alignment(2, 16, 4)}, "a power of two from 4 to 16 is legal"),
+        (
+            INTEGERS,
+            {"d": INT8, "alignment": Alignment(16, 16, 16)},
+            "set epilogue: {bias: false, residual: false}",
+        ),
+        (
+            {**INTEGERS, "bias": False, "d": INT8},
+            {"alignment": Alignment(16, 16, 2)},
+            "alignment: d: an int8 epilogue stores 4, 8 or 16 elements, not 2; set d: 4",
+        ),
+        (
+            {**INTEGERS, "bias": False, "d": INT8},
+            {"warp": Tile(64, 32, 64), "alignment": Alignment(16, 16, 16)},
+            "stores of 16 elements need warp.n=64 or more, not 32; set d: 8, or warp.n=64",
+        ),
+        (
+            {**HOPPER, "a": INT8, "b": INT8, "acc": INT32, "d": INT32},
+            {"tile": Tile(128, 128, 80), "alignment": Alignment(16, 16, 4)},
+            "tile.k=80 is not a multiple of the instruction's 32; tile.k=64 is",
+        ),
+    ],
+)
+def test_rules_of_older_architectures_and_int8(
+    base: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    found = "\n".join(str(objection) for objection in objections(base, **fields))
+    assert words in found
+
+
+def test_legal_kernels_of_older_architectures_and_int8() -> None:
+    assert KernelSpec(**VOLTA).name == "gemm_fp16_rcr_128x128x32_w64x64_s2_sm70"
+    assert KernelSpec(**INTEGERS).name == "gemm_int8_outint32_rcr_128x128x64_w64x64_s4_sm80"
+    narrow = {**INTEGERS, "d": INT8, "bias": False, "alignment": Alignment(16, 16, 16)}
+    assert KernelSpec(**narrow).name == "gemm_int8_rcr_128x128x64_w64x64_s4_nobias_sm80"
+    there = KernelSpec(**{**VOLTA, "arch": portable(SM_70)})
+    assert there.name == "gemm_fp16_rcr_128x128x32_w64x64_s2_sm70_on_sm90"
+
+
+def test_int8_sums_that_int32_cannot_hold_are_no_call_for_a_kernel() -> None:
+    spec = KernelSpec(**INTEGERS)
+    problem = GemmProblem(m=16, n=16, k=131_072, a=INT8, b=INT8, d=INT32, layout="rcr")
+    assert misfit(spec, problem).startswith("K=131072: int32 holds 131,071 products of -128")
+    assert misfit(spec, dataclasses.replace(problem, k=131_056)) == ""

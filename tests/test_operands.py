@@ -279,7 +279,7 @@ def test_check_names_what_does_not_go_together() -> None:
     refuse(r"batch dimensions \(2,\), a has \(3,\)", tensor(3, 5, 24), tensor(2, 24, 16))
     refuse(r"batch dimensions \(2,\), a has \(\)", a, tensor(2, 24, 16))
     refuse(r"b is torch.float16, a is torch.bfloat16", a, tensor(24, 16, dtype=torch.float16))
-    refuse(r"a is torch.int8; float16, bfloat16, float32 are legal", a.to(torch.int8), b)
+    refuse(r"a is torch.int16; float16, bfloat16, float32, int8 are legal", a.to(torch.int16), b)
     refuse(r"bias is \(17,\); \(16,\) or \(1, 16\) is needed", a, b, tensor(17))
     refuse(r"residual is \(5, 15\), the output is \(5, 16\)", a, b, None, tensor(5, 15))
     refuse(

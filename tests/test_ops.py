@@ -205,7 +205,8 @@ def test_x22_other_biases_are_refused_and_the_next_call_works(bias: Any, words: 
         (torch.ones(8, 16, dtype=torch.float16), r"b is torch.bfloat16, a is torch.float16"),
         (torch.ones(8, 16, dtype=torch.float64), r"a is torch.float64; float16, .* are legal"),
         (torch.ones(8, 16, dtype=torch.complex64), r"a is torch.complex64; .* are legal"),
-        (torch.ones(8, 16, dtype=torch.int8), r"a is torch.int8; .* are legal"),
+        (torch.ones(8, 16, dtype=torch.int16), r"a is torch.int16; .* are legal"),
+        (torch.ones(8, 16, dtype=torch.int8), r"b is torch.bfloat16, a is torch.int8"),
     ],
 )
 def test_x23_what_is_no_operand_is_a_type_error_naming_it(a: Any, words: str) -> None:
@@ -252,7 +253,10 @@ def test_x23_a_gradient_is_refused_when_compiled_too(compiled: Any) -> None:
     [
         (torch.empty(8, 9, dtype=BF16), r"out is \(8, 9\), the result is \(8, 8\)"),
         (torch.empty(64, dtype=BF16), r"out is \(64,\), the result is \(8, 8\)"),
-        (torch.empty(8, 8), r"out is torch.float32, the kernels write torch.bfloat16"),
+        (
+            torch.empty(8, 8, dtype=torch.float64),
+            r"out is torch.float64; from torch.bfloat16 the kernels write bfloat16, float16",
+        ),
         (torch.empty(8, 8, dtype=BF16, device="meta"), r"out is on meta, a is on cpu"),
         ("here", r"out is a str, not a torch.Tensor"),
     ],
@@ -375,3 +379,73 @@ def test_x23_what_is_no_dense_tensor_or_number_is_named(change: dict[str, Any], 
     call: dict[str, Any] = {"a": torch.ones(8, 8), "b": torch.ones(8, 8), **change}
     with pytest.raises(ArgumentTypeError, match=words):
         gemmsmith.gemm(**call)
+
+
+def bytes_(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+def test_int8_products_are_exact_in_int32_above_what_fp32_holds() -> None:
+    k = 4096
+    a = torch.full((3, k), 127, dtype=torch.int8)
+    w = torch.full((5, k), 126, dtype=torch.int8)
+    w[1, 0] = 125  # the sum is odd: 127 * 126 * 4096 needs 26 bits
+    result = gemmsmith.gemm(a, w.t())
+    assert result.dtype == torch.int32
+    assert result[0].tolist() == [65544192, 65544065, 65544192, 65544192, 65544192]
+    a, w = bytes_(33, 200), bytes_(40, 200)
+    bias = torch.randint(-(2**20), 2**20, (40,), dtype=torch.int32)
+    residual = torch.randint(-(2**20), 2**20, (33, 40), dtype=torch.int32)
+    result = gemmsmith.gemm(a, w.t(), bias, residual, alpha=-3, beta=2)
+    assert torch.equal(result.long(), -3 * (a.long() @ w.long().t()) + bias + 2 * residual.long())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_int8_products_are_scaled_in_fp32_and_rounded_once(dtype: torch.dtype) -> None:
+    a, w, bias = bytes_(17, 64), bytes_(24, 64), integers(24, dtype=dtype)
+    scale = 2.0**-9  # exact, so that one rounding is all there is
+    result = gemmsmith.gemm(a, w.t(), bias, alpha=scale, out_dtype=dtype)
+    expected = scale * (a.double() @ w.double().t()) + bias.double()
+    assert torch.equal(result, rounded(expected, dtype))
+    out = torch.empty(17, 24, dtype=dtype)
+    assert gemmsmith.gemm(a, w.t(), bias, alpha=scale, out=out) is out
+    assert torch.equal(out, result)
+
+
+def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated() -> None:
+    a = torch.zeros(8, 16, dtype=torch.int8)
+    a[:, 0] = torch.tensor([1, 3, 5, -1, -3, -5, 127, -128])
+    w = torch.zeros(2, 16, dtype=torch.int8)
+    w[:, 0] = torch.tensor([1, 127])
+    result = gemmsmith.gemm(a, w.t(), alpha=0.5, out_dtype=torch.int8)
+    assert result[:, 0].tolist() == [0, 2, 2, 0, -2, -2, 64, -64]
+    assert result[:, 1].tolist() == [64, 127, 127, -64, -128, -128, 127, -128]
+    full = torch.full((1, 16), 127, dtype=torch.int8)
+    least = torch.full((1, 16), -128, dtype=torch.int8)
+    both = torch.cat((full, -full))
+    assert gemmsmith.gemm(full, both.t(), out_dtype=torch.int8).tolist() == [[127, -128]]
+    assert gemmsmith.gemm(least, least.t(), out_dtype=torch.int8).tolist() == [[127]]
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"alpha": 0.5}, r"alpha is 0.5: an int32 result takes whole factors; scale into"),
+        ({"alpha": float("nan")}, r"alpha is nan: an int32 result"),
+        ({"out_dtype": torch.float32}, r"from torch.int8 the kernels write int32, float16, bf"),
+        ({"bias": torch.ones(8)}, r"bias is torch.float32, the output is torch.int32"),
+    ],
+)
+def test_what_int8_does_not_do_is_refused(extra: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        gemmsmith.gemm(bytes_(8, 16), bytes_(8, 16).t(), **extra)
+
+
+def test_out_dtype_is_that_of_the_result_and_may_not_contradict_out() -> None:
+    a, w = integers(9, 32), integers(8, 32)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        result = gemmsmith.gemm(a, w.t(), out_dtype=dtype)
+        assert result.dtype == dtype
+        assert torch.equal(result.double(), a.double() @ w.double().t())
+    with pytest.raises(ArgumentError, match=r"out_dtype is torch.float32, out is torch.bfloat16"):
+        gemmsmith.gemm(a, w.t(), out=torch.empty(9, 8, dtype=BF16), out_dtype=torch.float32)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.arch import SM_80, SM_90A
-from gemmsmith.dtypes import FP16
+from gemmsmith.arch import SM_70, SM_80, SM_89, SM_90A
+from gemmsmith.dtypes import FP16, INT8, INT32
 from gemmsmith.errors import RenderError
 from gemmsmith.render import (
     include_dirs,
@@ -49,6 +49,42 @@ FEATURES: dict[str, tuple[KernelSpec, ...]] = {
     "stream_k": (replace(COOPERATIVE, tile=Tile(128, 128, 64), scheduler="stream_k"),),
     "residual": (replace(COOPERATIVE, tile=Tile(128, 128, 64), residual=True, bias=False),),
     "group_of_two": (AMPERE, replace(MULTISTAGE, residual=True, alignment=Alignment(2, 2, 2))),
+    "volta": (
+        replace(
+            MULTISTAGE,
+            arch=SM_70,
+            a=FP16,
+            b=FP16,
+            d=FP16,
+            tile=Tile(128, 128, 32),
+            warp=Tile(64, 64, 32),
+            stages=2,
+        ),
+    ),
+    "int8_multistage": (
+        replace(
+            MULTISTAGE,
+            arch=SM_89,
+            a=INT8,
+            b=INT8,
+            acc=INT32,
+            d=INT32,
+            layout="rcr",
+            tile=Tile(128, 128, 64),
+            warp=Tile(64, 64, 64),
+            alignment=Alignment(16, 16, 4),
+        ),
+    ),
+    "int8_cooperative": (
+        replace(
+            COOPERATIVE,
+            a=INT8,
+            b=INT8,
+            acc=INT32,
+            tile=Tile(128, 128, 128),
+            alignment=Alignment(16, 16, 8),
+        ),
+    ),
 }
 
 

@@ -239,15 +239,18 @@ SM_90A = Architecture(
 ARCHITECTURES: tuple[Architecture, ...] = (SM_70, SM_75, SM_80, SM_86, SM_87, SM_89, SM_90A)
 
 
-def portable(row: Architecture) -> Architecture:
+def portable(row: Architecture, run_on: str = "sm_90") -> Architecture:
     """Return ``row`` with its kernels compiled for sm_90, so that a Hopper GPU can prove them.
 
     mma.sync code of older architectures means the same there, except Volta's instruction, which
     is emulated: the order of its fragments on Volta itself is not proven.
 
     Raises:
-        UnknownArchitectureError: where the kernels are not of CUTLASS's 2.x model.
+        UnknownArchitectureError: where the kernels are not of CUTLASS's 2.x model, or ``run_on``
+            is not ``sm_90``.
     """
+    if run_on != "sm_90":
+        raise UnknownArchitectureError(f"run_on is {run_on!r}; sm_90 alone proves older kernels")
     if row.api != "2.x":
         raise UnknownArchitectureError(
             f"{row.name} kernels run on {row.name} alone; 2.x kernels can be run on sm_90"

@@ -37,7 +37,7 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-MATH_PER_SM = 4.3e6  # FLOP per µs of one multiprocessor with two warpgroups at work
+MATH_PER_SM = 4.3e6  # 16-bit FLOP per µs of one multiprocessor with two warpgroups; int8: twice
 ONE_WARPGROUP = 0.97  # of that rate with one
 SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
 INGEST_PER_SM = 170e3  # bytes per µs that TMA brings into one multiprocessor
@@ -114,7 +114,7 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
     alone = spec.schedule == "warp_specialized" or (spec.schedule == "pingpong" and rounds <= 1)
     depth = problem.k * size
     main_loop = max(
-        2 * tile.m * tile.n * problem.k / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
+        tile.m * tile.n * depth / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
         depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,  # A once, B for each 64 rows of A
         depth * (tile.m + tile.n) / INGEST_PER_SM,
     )

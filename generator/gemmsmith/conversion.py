@@ -11,7 +11,7 @@ import torch
 
 from gemmsmith import nn
 from gemmsmith.arch import ARCHITECTURES, architecture_of
-from gemmsmith.dtypes import DType
+from gemmsmith.dtypes import INT8, DType
 from gemmsmith.errors import ArgumentTypeError, NoDeviceError, UnknownArchitectureError
 from gemmsmith.fit import misfit
 from gemmsmith.kernelset import default_kernels, output_letter
@@ -172,7 +172,8 @@ def _obstacles(module: torch.nn.Linear) -> Iterator[str]:
 
 @cache
 def _kernel_dtypes() -> frozenset[DType]:
-    return frozenset(dtype for arch in ARCHITECTURES for dtype in arch.inputs)
+    every = frozenset(dtype for arch in ARCHITECTURES for dtype in arch.inputs)
+    return every - {INT8}  # weights of whole numbers have scales, which nn.Linear has not
 
 
 def _misfit(

@@ -53,7 +53,10 @@ def _in_torch(
     beta: float,
     out: Tensor,
 ) -> None:
-    """Compute in fp32 and round once, whatever the device."""
+    """Compute in fp32 and round once, whatever the device; sums of int8 products are exact."""
+    if a.dtype == torch.int8:
+        _integers_in_torch(a, b, bias, residual, alpha, beta, out)
+        return
     product = torch.matmul(a.float(), b.float())
     if alpha != 1.0:
         product *= alpha
@@ -62,6 +65,27 @@ def _in_torch(
     if residual is not None and beta != 0.0:
         product += beta * residual.float()
     out.copy_(product)
+
+
+def _integers_in_torch(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    alpha: float,
+    beta: float,
+    out: Tensor,
+) -> None:
+    """Sum in fp64, which holds every sum of int8 products; scale as the kernels do, in fp32."""
+    compute = torch.float64 if out.dtype == torch.int32 else torch.float32
+    result = torch.matmul(a.double(), b.double()).to(compute) * alpha
+    if bias is not None:
+        result += bias.reshape(-1).to(compute)
+    if residual is not None and beta != 0.0:
+        result += beta * residual.to(compute)
+    if out.dtype == torch.int8:
+        result = result.round().clamp(-128, 127)
+    out.copy_(result)
 
 
 _ON_CPU = _without_kernel("cpu", "the tensors are on the CPU")

@@ -64,3 +64,8 @@ def stages_that_fit(spec: KernelSpec) -> int:
         if shared_memory(spec, stages) <= spec.arch.smem_per_block
     )
     return next(fitting, 0)
+
+
+def nearest_multiple(value: int, step: int) -> int:
+    """Return the multiple of ``step``, not 0, that is nearest to ``value``."""
+    return max(step, round(value / step) * step)

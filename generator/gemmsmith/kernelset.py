@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.arch import Architecture, parse_architecture, portable
 from gemmsmith.build import BuildReport
 from gemmsmith.bundle import is_bundle, read_bundle
 from gemmsmith.choose import Choice, Tuning, choose
@@ -102,7 +102,7 @@ def refuse_misfit(handle: str, problem: GemmProblem) -> None:
         raise NoKernelError(f"{names}: {'; '.join(sorted(set(reasons)))}")
 
 
-def load(path: str | Path, arch: str = "auto") -> KernelSet:
+def load(path: str | Path, arch: str = "auto", run_on: str = "") -> KernelSet:
     """Return the kernels that a YAML file, or a folder of them, describes for one architecture.
 
     Compiles nothing and, unless ``arch`` is ``auto``, needs no GPU. A folder that ``gemmsmith
@@ -111,6 +111,8 @@ def load(path: str | Path, arch: str = "auto") -> KernelSet:
     Args:
         path: the file or folder.
         arch: any spelling of an architecture; ``auto`` for that of the first visible GPU.
+        run_on: ``sm_90`` compiles the kernels of an older ``arch`` for Hopper instead, to be proven
+            there (:func:`gemmsmith.arch.portable`); their speed means nothing.
 
     Raises:
         ConfigError: with all that is wrong in the files.
@@ -123,7 +125,11 @@ def load(path: str | Path, arch: str = "auto") -> KernelSet:
     if bundle is not None:
         supply = Bundled(bundle)
         return KernelSet(bundle.specs(row), arch=row, source=str(path), supply=supply)
-    return KernelSet(load_specs(path, arch=[row.name]), arch=row, source=str(path))
+    specs = load_specs(path, arch=[row.name])
+    if run_on:
+        row = portable(row, run_on)
+        specs = tuple(replace(spec, arch=row) for spec in specs)
+    return KernelSet(specs, arch=row, source=str(path))
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gemmsmith.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32, DType
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.problem import GemmProblem, alignment_of
 
@@ -16,7 +16,16 @@ TORCH_DTYPES: Mapping[torch.dtype, DType] = {
     torch.float16: FP16,
     torch.bfloat16: BF16,
     torch.float32: FP32,
+    torch.int8: INT8,
+    torch.int32: INT32,
 }
+OUTPUTS: Mapping[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.float16: (torch.float16, torch.bfloat16, torch.float32),
+    torch.bfloat16: (torch.bfloat16, torch.float16, torch.float32),
+    torch.float32: (torch.float32,),
+    torch.int8: (torch.int32, torch.float16, torch.bfloat16, torch.int8),
+}
+"""What a product of each type may be written as, the usual one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +219,8 @@ def check(
     for name, tensor in (("a", a), ("b", b), ("residual", residual), ("bias", bias)):
         if tensor is not None and tensor.device != a.device:
             raise ArgumentTypeError(f"{name} is on {tensor.device}, a is on {a.device}")
-    if a.dtype not in TORCH_DTYPES:
-        words = ", ".join(str(dtype).removeprefix("torch.") for dtype in TORCH_DTYPES)
+    if a.dtype not in OUTPUTS:
+        words = ", ".join(str(dtype).removeprefix("torch.") for dtype in OUTPUTS)
         raise ArgumentTypeError(f"a is {a.dtype}; {words} are legal")
     if b.dtype != a.dtype:
         raise ArgumentTypeError(f"b is {b.dtype}, a is {a.dtype}: both must be of one type")

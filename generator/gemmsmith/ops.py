@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import LaunchRecord, last_kernel, run_on_cpu, run_on_cuda
 from gemmsmith.kernelset import output_letter, refuse_misfit, selection
-from gemmsmith.operands import TORCH_DTYPES, check, operands
+from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 
 __all__ = ["LaunchRecord", "gemm", "last_kernel", "problem_of"]
@@ -36,25 +36,30 @@ def gemm(
     beta: float | None = None,
     out: Tensor | None = None,
     *,
+    out_dtype: torch.dtype | None = None,
     kernels: str = "",
 ) -> Tensor:
     """Return ``alpha * a @ b + beta * residual + bias``, summed in f32 and rounded once.
 
-    Strides tell the layout: transposed and sliced views are read in place. Inference only.
+    int8 is summed in int32; as int32 it is returned exactly, as fp16, bf16 or int8 it is scaled in
+    f32 and rounded once, half to even, int8 saturated. Strides tell the layout: transposed and
+    sliced views are read in place. Inference only.
 
     Args:
-        a: (…, M, K), fp16 or bf16 (fp32 and what no kernel fits is computed by torch).
+        a: (…, M, K), fp16, bf16 or int8 (fp32 and what no kernel fits is computed by torch).
         b: (K, N), or with the same leading dimensions as ``a``; of ``a``'s dtype.
         bias: (N,) or (1, N), of the output's dtype.
         residual: of the output's shape and dtype. It is not read where ``beta`` is 0.
-        alpha: factor of the product.
-        beta: factor of the residual; None for 1 where there is one.
+        alpha: factor of the product, a whole number for an int32 result.
+        beta: factor of the residual, likewise; None for 1 where there is one.
         out: where to write; a matrix with contiguous rows (or columns, for kernels of such a
             layout). It may be the residual itself, but must not overlap ``a``, ``b`` or ``bias``.
+        out_dtype: of the result, where ``out`` is not given.
         kernels: handle of what may run; empty for the default kernels of the GPU.
 
     Returns:
-        (…, M, N) of ``a``'s dtype, or of the output type that the chosen kernels have.
+        (…, M, N) of ``out_dtype``; without it of ``a``'s dtype (int32 for int8) where the kernels
+        write that, else of the type that they write.
 
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
@@ -76,9 +81,11 @@ def gemm(
     scale = float(residual is not None) if beta is None else float(beta)
     if out is None:
         result: Tensor = torch.ops.gemmsmith.gemm.default(
-            a, b, bias, residual, alpha, scale, kernels
+            a, b, bias, residual, alpha, scale, kernels, out_dtype
         )
         return result
+    if out_dtype not in (None, out.dtype):
+        raise ArgumentError(f"out_dtype is {out_dtype}, out is {out.dtype}: give one of them")
     torch.ops.gemmsmith.gemm_out.default(a, b, bias, residual, alpha, scale, kernels, out=out)
     return out
 
@@ -99,7 +106,7 @@ def problem_of(
     """
     if out is None:
         taken = kernels if _written_dtypes(a.dtype, kernels) else ""  # else: misfit says why
-        out = _new_output(a, b, bias, residual, taken)
+        out = _new_output(a, b, bias, residual, taken, None)
     check(a, b, bias, residual, out.dtype)
     letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
     return operands(a, b, bias, residual, out, letter).problem()
@@ -107,31 +114,57 @@ def problem_of(
 
 @cache
 def _written_dtypes(dtype: torch.dtype, kernels: str) -> tuple[torch.dtype, ...]:
-    """Return the output types of the kernels that take ``dtype``, its own first."""
+    """Return the output types of the kernels that take ``dtype``, the usual one first."""
+    usual = OUTPUTS.get(dtype, ())
     if not kernels:
-        return (dtype,)
+        return usual
     specs = selection(kernels).specs
     written = {_OF_DTYPE[spec.d] for spec in specs if _OF_DTYPE[spec.a] == dtype}
-    return tuple(sorted(written, key=lambda each: (each != dtype, str(each))))
+    return tuple(sorted(written, key=lambda each: (each != usual[0], str(each))))
 
 
-def _output_dtype(a: Tensor, kernels: str, out: Tensor | None = None) -> torch.dtype:
-    """Return the type that a call writes: that of ``out``, where a kernel has it.
+def _output_dtype(a: Tensor, kernels: str, wanted: torch.dtype | None) -> torch.dtype:
+    """Return ``wanted``, or the usual type that the kernels write.
 
     Raises:
-        ArgumentTypeError: where named kernels do not take ``a``.
+        ArgumentTypeError: where they do not take ``a`` or do not write ``wanted``.
     """
     written = _written_dtypes(a.dtype, kernels)
     if not written:
+        if not kernels:
+            raise ArgumentTypeError(f"a is {a.dtype}; {', '.join(map(_word, OUTPUTS))} are legal")
         taken = ", ".join(sorted({spec.a.name for spec in selection(kernels).specs}))
         raise ArgumentTypeError(f"a is {a.dtype}; the named kernels take {taken}")
-    return out.dtype if out is not None and out.dtype in written else written[0]
+    if wanted is not None and wanted not in written:
+        words = ", ".join(map(_word, written))
+        raise ArgumentTypeError(f"out is {wanted}; from {a.dtype} the kernels write {words}")
+    return wanted or written[0]
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_factors(dtype: torch.dtype, alpha: float, beta: float) -> None:
+    if dtype != torch.int32:
+        return
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if not float(factor).is_integer():
+            raise ArgumentError(
+                f"{name} is {factor}: an int32 result takes whole factors; scale into"
+                " out_dtype=torch.bfloat16 or torch.float16"
+            )
 
 
 def _new_output(
-    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, kernels: str
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    kernels: str,
+    out_dtype: torch.dtype | None,
 ) -> Tensor:
-    dtype = _output_dtype(a, kernels)
+    dtype = _output_dtype(a, kernels, out_dtype)
     shape = check(a, b, bias, residual, dtype)
     if output_letter(kernels, TORCH_DTYPES[a.dtype]) == "r":
         return torch.empty(shape, dtype=dtype, device=a.device)
@@ -150,19 +183,20 @@ def _fake(
     alpha: float = 1.0,
     beta: float = 0.0,
     kernels: str = "",
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    return _new_output(a, b, bias, residual, kernels)
+    out = _new_output(a, b, bias, residual, kernels, out_dtype)
+    _check_factors(out.dtype, alpha, beta)
+    return out
 
 
 def _check_out(
     a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, kernels: str
 ) -> None:
-    dtype = _output_dtype(a, kernels, out)
+    dtype = _output_dtype(a, kernels, out.dtype)
     shape = check(a, b, bias, residual, dtype)
     if out.device != a.device:
         raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
-    if out.dtype != dtype:
-        raise ArgumentTypeError(f"out is {out.dtype}, the kernels write {dtype}")
     if tuple(out.shape) != shape:
         raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
 
@@ -179,6 +213,7 @@ def _fake_out(
     out: Tensor,
 ) -> None:
     _check_out(a, b, bias, residual, out, kernels)
+    _check_factors(out.dtype, alpha, beta)
 
 
 def _gemm(
@@ -189,8 +224,9 @@ def _gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     kernels: str = "",
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    out = _new_output(a, b, bias, residual, kernels)
+    out = _fake(a, b, bias, residual, alpha, beta, kernels, out_dtype)
     _run(a, b, bias, residual, alpha, beta, kernels, out)
     return out
 
@@ -206,7 +242,7 @@ def _gemm_out(
     *,
     out: Tensor,
 ) -> None:
-    _check_out(a, b, bias, residual, out, kernels)
+    _fake_out(a, b, bias, residual, alpha, beta, kernels, out=out)
     if out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
         raise ArgumentError(
             "out is a or b: a kernel reads them while it writes; pass a third tensor"
@@ -272,7 +308,7 @@ def _register() -> torch.library.Library:
     operands = "Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None"
     scalars = "float alpha=1.0, float beta=0.0, str kernels=''"
     tags = (torch.Tag.pt2_compliant_tag,)
-    library.define(f"gemm({operands}, {scalars}) -> Tensor", tags=tags)
+    library.define(f"gemm({operands}, {scalars}, ScalarType? out_dtype=None) -> Tensor", tags=tags)
     library.define(f"gemm_out({operands}, {scalars}, *, Tensor(a!) out) -> ()", tags=tags)
     for device in ("CPU", "CUDA"):
         library.impl("gemm", _gemm, device)
