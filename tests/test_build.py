@@ -518,12 +518,16 @@ def test_real_compiler_error_is_the_first_one(
 
 @pytest.mark.nvcc
 def test_kernels_of_every_legal_kind_compile_and_keep_their_promises(cache_dir: Path) -> None:
-    """fp32 and mixed outputs, fp16 sums, column-major results: what no default file ships."""
-    specs = load_specs(Path(__file__).with_name("unusual.yaml"))
+    """Mixed outputs, fp16 sums, column-major results, int8: what no default file ships.
+
+    Those of sm_70 need a toolkit of their own; test_matrix compiles one.
+    """
+    every = load_specs(Path(__file__).with_name("unusual.yaml"))
+    specs = [spec for spec in every if spec.arch.name != "sm_70"]
     report = build(specs)
     report.raise_if_failed()
     cards = {kernel.spec.name: kernel.card for kernel in report.built}
-    assert len(cards) == len(specs) == 12
+    assert len(cards) == len(specs) == 35
     assert all(card.sass_inspected for card in cards.values()) == can_inspect(find_toolchain())
     assert all(card.spill_store_bytes == 0 for card in cards.values())
     fixed = cards["gemm_bf16_rcc_64x64x64_s3_c1x1_pp_sm90a"]

@@ -524,7 +524,7 @@ INTEGERS: dict[str, Any] = {
         (
             {**INTEGERS, "bias": False, "d": INT8},
             {"alignment": Alignment(16, 16, 2)},
-            "alignment: d: an int8 epilogue stores 4, 8 or 16 elements, not 2; set d: 4",
+            "d: int32 sums are stored as int8 by 4 or 8 or 16 elements, not 2; set d: 4",
         ),
         (
             {**INTEGERS, "bias": False, "d": INT8},

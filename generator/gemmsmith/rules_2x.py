@@ -90,11 +90,14 @@ def _epilogue_accesses(spec: KernelSpec, warp: Tile) -> Iterator[Objection]:
     """2.x epilogues give each warp 32 accesses of 8 rows: 4 accesses must fit into its columns."""
     side = "m" if spec.layout[2] == "c" else "n"
     width = warp.m if side == "m" else warp.n
-    if spec.d == INT8 and spec.alignment.d < 4:
+    stored = {"int8": (4, 8, 16), "fp16": (8,), "bf16": (8,)}.get(spec.d.name)
+    if spec.a == INT8 and stored and spec.alignment.d not in stored:
+        words = " or ".join(str(elements) for elements in stored)
         yield Objection(
             key="alignment",
-            reason=f"d: an int8 epilogue stores 4, 8 or 16 elements, not {spec.alignment.d}",
-            fix="set d: 4",
+            reason=f"d: int32 sums are stored as {spec.d} by {words} elements, not"
+            f" {spec.alignment.d}",
+            fix=f"set d: {stored[0]}",
         )
     elif 4 * spec.alignment.d > width:
         yield Objection(
