@@ -20,6 +20,7 @@ def _of(arch: Architecture, registers: int, threads: int, shared: int) -> Occupa
         (SM_70, 32, 32, 0, 32, ("blocks",)),
         (SM_75, 64, 256, 0, 4, ("registers", "warps")),  # half of Volta's warps
         (SM_75, 32, 32, 0, 16, ("blocks",)),
+        (SM_80, 40, 96, 0, 16, ("registers",)),  # 12 warps a partition; 51 fit the whole file
         (SM_80, 128, 256, 0, 2, ("registers",)),
         (SM_80, 255, 256, 0, 1, ("registers",)),
         (SM_86, 32, 256, 0, 6, ("warps",)),

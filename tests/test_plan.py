@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from fakes import ampere, hopper
-from gemmsmith.arch import Schedule
+from gemmsmith.arch import Schedule, portable
 from gemmsmith.card import Card
 from gemmsmith.dtypes import FP16
 from gemmsmith.plan import LARGEST_GROUP, makespan, plan
@@ -58,6 +58,23 @@ def test_kernels_of_one_tile_stay_together() -> None:
     }
 
 
+def test_twins_are_not_parted_for_the_sake_of_even_groups() -> None:
+    tiles = [hopper(n) for n in (32, 64, 96, 128, 160, 192, 256)]
+    twins = [dataclasses.replace(spec, a=FP16, b=FP16, d=FP16) for spec in tiles]
+    groups = plan([*tiles, *twins], 1)
+    assert sorted(len(group.specs) for group in groups) == [6, 8]  # 7 and 7 would part one pair
+    for group in groups:
+        halves = [spec.tile for spec in group.specs if spec.a is FP16]
+        assert sorted(halves) == sorted(spec.tile for spec in group.specs if spec.a is not FP16)
+
+
+def test_kernels_for_another_gpu_are_compiled_apart() -> None:
+    elsewhere = [dataclasses.replace(spec, arch=portable(spec.arch)) for spec in AMPERE[:2]]
+    groups = plan([*AMPERE[:2], *elsewhere], 1)
+    assert sorted(group.specs[0].arch.runs_on for group in groups) == ["sm_80", "sm_90"]
+    assert all(len({spec.arch for spec in group.specs}) == 1 for group in groups)
+
+
 def test_neighbours_are_kin() -> None:
     schedules: tuple[Schedule, ...] = ("pingpong", "cooperative")
     mixed = [
@@ -65,8 +82,7 @@ def test_neighbours_are_kin() -> None:
         for n in (64, 128)
         for schedule, m in zip(schedules, (64, 128), strict=True)
     ]
-    assert len(plan(mixed, 1)) == 1
-    apart = plan(mixed, 2)
+    apart = plan(mixed, 1)
     assert [{spec.schedule for spec in group.specs} for group in apart] == [
         {"cooperative"},
         {"pingpong"},

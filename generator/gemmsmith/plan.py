@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from gemmsmith.card import Card
 from gemmsmith.spec import KernelSpec
@@ -38,14 +38,11 @@ def plan(
 ) -> tuple[Group, ...]:
     """Return groups that finish soonest with ``jobs`` compilers at once, longest first.
 
-    A group shares its architecture's headers, the dearest part of a run by far; which schedules
-    and stores it mixes hardly matters. ``last_card`` gives the card of a kernel of that name that
-    was compiled before, if there was one.
+    A group is of one architecture and schedule: kernels of one tile share nearly all that nvcc has
+    to do, those of two schedules little beside headers. ``last_card`` gives the card of a kernel of
+    that name that was compiled before, if there was one.
     """
-    families = [
-        list(kernels)
-        for _, kernels in groupby(sorted(specs, key=_family), key=lambda spec: spec.arch.name)
-    ]
+    families = [list(kernels) for _, kernels in groupby(sorted(specs, key=_family), key=_headers)]
     plans = [
         [
             Group(specs=part, seconds=_seconds(part, last_card))
@@ -66,13 +63,16 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
     return max(workers)
 
 
+def _headers(spec: KernelSpec) -> tuple[str, ...]:
+    """What the kernels of a translation unit share: two schedules in one took 8 GB, not 5."""
+    return (spec.arch.suffix, spec.schedule, spec.store)
+
+
 def _family(spec: KernelSpec) -> tuple[object, ...]:
     """Order in which neighbours share most template instances: types alone change the fewest."""
     return (
-        spec.arch.name,
+        *_headers(spec),
         has_rare_width(spec),
-        spec.schedule,
-        spec.store,
         spec.scheduler,
         spec.residual,
         spec.device_tile,
@@ -82,9 +82,13 @@ def _family(spec: KernelSpec) -> tuple[object, ...]:
 
 
 def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, ...]]:
-    """Parts of at most ``size`` neighbours, as even as can be."""
+    """Parts of at most ``size`` neighbours, as even as can be without parting next of kin."""
     parts = -(-len(kernels) // size)
-    edges = [len(kernels) * part // parts for part in range(parts + 1)]
+    even = [len(kernels) * part // parts for part in range(parts + 1)]
+    kin = [0, *accumulate(len(list(family)) for _, family in groupby(kernels, key=_family))]
+    edges = [min((abs(edge - ideal), edge) for edge in kin)[1] for ideal in even]
+    if not all(0 < last - first <= size for first, last in pairwise(edges)):
+        edges = even
     return [tuple(kernels[first:last]) for first, last in pairwise(edges)]
 
 
