@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gemmsmith import kernelset
 from gemmsmith.arch import SM_90A
 from gemmsmith.bundle import read_bundle
 from gemmsmith.dtypes import BF16
-from gemmsmith.errors import BundleError, LaunchError
+from gemmsmith.errors import BundleError, GemmsmithError, LaunchError
 from gemmsmith.kernelset import DeviceFacts, Plan, load
 from gemmsmith.launcher import launcher
 from gemmsmith.problem import GemmProblem
@@ -248,6 +249,38 @@ def test_a_manifest_that_is_none(bundle: Path, text: str) -> None:
     (bundle / "manifest.json").write_text(text)
     with pytest.raises(BundleError, match=r"manifest\.json cannot be used: it (is|describes) no"):
         load(bundle, arch="sm_80")
+
+
+def _nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give the way to every value inside ``value``."""
+    if path:
+        yield path
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from _nodes(value[key], (*path, key))
+
+
+def test_no_wrong_value_anywhere_in_a_manifest_gets_past_the_errors(bundle: Path) -> None:
+    file = bundle / "manifest.json"
+    text = file.read_text()
+    outcomes: Counter[bool] = Counter()
+    for path in _nodes(json.loads(text)):
+        for wrong in (None, -1, 2.5, "no", "", [], {}, [[1]], {"a": 1}, True):
+            values = json.loads(text)
+            holder = values
+            for key in path[:-1]:
+                holder = holder[key]
+            holder[path[-1]] = wrong
+            file.write_text(json.dumps(values))
+            try:
+                kernels = load(bundle, arch="sm_80")
+                kernels.build()
+                kernels.plan(CALL, A100)
+                outcomes[True] += 1
+            except GemmsmithError:  # anything else fails the test
+                outcomes[False] += 1
+    assert outcomes[False] > 500
+    assert outcomes[True] > 500  # facts that nothing here depends on
 
 
 def test_folders_that_are_no_bundles(tmp_path: Path) -> None:

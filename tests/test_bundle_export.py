@@ -21,13 +21,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fakes import FakeNvcc, ampere, hopper
-from gemmsmith.arch import SM_80, SM_87, portable
+from gemmsmith.arch import SM_70, SM_80, SM_87, portable
 from gemmsmith.bundle import read_bundle
 from gemmsmith.bundle_export import Exportable, export, exportable
 from gemmsmith.bundle_wheel import distribution_name, export_wheel, platform_tag
 from gemmsmith.cli.app import app
+from gemmsmith.dtypes import FP16
 from gemmsmith.elf import LibraryNeeds, read_needs
 from gemmsmith.errors import BundleError, CompileError
+from gemmsmith.spec import Alignment
 
 FILE = """\
 families:
@@ -127,6 +129,43 @@ def test_gpus_of_other_machines_are_refused_by_name_and_else_left_out(
     assert exportable([ported], asked=["sm_87"]).specs == (ported,)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert exportable([jetson], asked=["sm_87"]).specs == (jetson,)
+
+
+def test_what_no_toolkit_here_targets_is_left_out_unless_asked_for(
+    tmp_path: Path, nvcc: FakeNvcc
+) -> None:
+    volta = dataclasses.replace(
+        ampere(), arch=SM_70, a=FP16, b=FP16, d=FP16, stages=2, alignment=Alignment(8, 8, 8)
+    )
+    manifest = export(exportable([*BOTH.specs, volta], asked=[]), tmp_path / "bundle")
+    assert manifest.archs == ("sm_80", "sm_90a")
+    assert list(manifest.left_out) == ["sm_70"]
+    assert "13.0" in manifest.left_out["sm_70"]
+    with pytest.raises(BundleError, match=r"none for sm_70: .*sm_70.*13\.0"):
+        read_bundle(tmp_path / "bundle").specs(SM_70)
+    for specs, asked in (([*BOTH.specs, volta], ["sm_70"]), ([volta], [])):
+        with pytest.raises(CompileError, match=r"sm_70.*13\.0"):
+            export(exportable(specs, asked=asked), tmp_path / "other")
+    nvcc.fault("broken", ampere(128))  # no toolkit is to blame
+    with pytest.raises(CompileError, match="did not compile"):
+        export(exportable([ampere(128), volta], asked=[]), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_inspect_takes_a_bundle_and_other_verbs_say_so(tmp_path: Path) -> None:
+    export(BOTH, tmp_path / "bundle")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "bundle"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert [card["name"] for card in json.loads(result.stdout)["cards"]] == [
+        spec.name for spec in BOTH.specs
+    ]
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "bundle"), "--arch", "hopper"])
+    assert hopper().name in result.output
+    assert ampere(64).name not in result.output
+    for verb in ("list", "build", "export"):
+        result = CliRunner().invoke(app, [verb, str(tmp_path / "bundle")])
+        assert result.exit_code == 1
+        assert "is a bundle of compiled kernels without their YAML file" in result.output
 
 
 def test_kernels_compiled_for_another_gpu_are_told_apart(tmp_path: Path) -> None:

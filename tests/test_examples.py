@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_own_kernel() -> None:
     ran = name if torch.cuda.is_available() else "cpu"
     assert f"(200, 576) -> (200, 1024); last kernel: {ran}" in out
     assert ("No GPU here" in out) == (ran == "cpu")
+
+
+@pytest.mark.nvcc
+def test_other_machine() -> None:
+    """Exports the one kernel that the example before compiles too."""
+    lines = run("other_machine.py").splitlines()
+    assert "kernels: 1 kernel for sm_90a, " in lines[0]
+    name = "gemm_bf16_rcr_64x128x64_c1x1_pp_sm90a"
+    assert re.fullmatch(rf"{name}: \d+ registers, compiled by nvcc \d+\.\d+\.\d+", lines[1])
 
 
 def test_generate() -> None:

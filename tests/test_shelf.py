@@ -12,7 +12,7 @@ from gemmsmith import shelf
 from gemmsmith.arch import SM_90A
 from gemmsmith.build import BuildReport, FailedKernel
 from gemmsmith.dtypes import BF16
-from gemmsmith.errors import CompileError, NoKernelError, ToolchainError
+from gemmsmith.errors import CompileError, LoadError, NoKernelError, ToolchainError
 from gemmsmith.kernelset import DeviceFacts, KernelSet
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec, Tile
@@ -108,3 +108,12 @@ def test_never_compile_says_once_what_builds_the_defaults(
         assert reason == "no default kernel for sm_90a is built: make 2 of them"
     assert caplog.messages == ["2 default kernels for sm_90a missing: make 2 of them"]
     assert world.builds == 0
+
+
+def test_a_library_without_its_kernel_is_a_load_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.built = {SPECS[0]}
+    monkeypatch.setattr(shelf, "load_library", lambda path: {})
+    with pytest.raises(LoadError, match=f"holds no kernel called {SPECS[0].name}"):
+        KernelSet(SPECS, arch=SM_90A, source="my.yaml", supply=world).plan(CALL, H200)

@@ -51,6 +51,8 @@ def test_the_words_are_those_of_the_files() -> None:
         ({"a": "fp4"}, "fp4"),
         ({"arch": "sm_123"}, "'sm_123' is not known"),
         ({"runs_on": "sm_75"}, "no kernels of sm_80 for sm_75"),
+        ({"swap": []}, "unhashable"),
+        ({"residual": 0}, "residual is 0, not true or false"),
         ({"tile": [1, 2]}, "TypeError"),
     ],
 )

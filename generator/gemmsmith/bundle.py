@@ -25,7 +25,7 @@ from gemmsmith.spec_dict import spec_from_dict
 
 def is_bundle(folder: Path) -> bool:
     """Return whether ``folder`` holds a manifest, whatever it says."""
-    return (folder / MANIFEST).is_file()
+    return os.path.isfile(folder / MANIFEST)  # noqa: PTH113 - Path.is_file can raise
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -80,12 +80,14 @@ class Bundle:
             )
         return ""
 
-    def specs(self, arch: Architecture) -> tuple[KernelSpec, ...]:
-        """Return what its kernels for ``arch`` compute.
+    def specs(self, arch: Architecture | None = None) -> tuple[KernelSpec, ...]:
+        """Return what its kernels for ``arch`` compute; None: all of them.
 
         Raises:
             BundleError: where it has none, or this gemmsmith does not understand one.
         """
+        if arch is None:
+            return tuple(self._spec(kernel) for kernel in self.manifest.kernels)
         wanted = target(arch)
         specs = tuple(
             self._spec(kernel) for kernel in self.manifest.kernels if kernel.arch == wanted

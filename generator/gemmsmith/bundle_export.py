@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from gemmsmith.arch import Architecture
 from gemmsmith.build import BuildReport, BuiltKernel, build
 from gemmsmith.bundle import checksum, is_bundle, target
 from gemmsmith.elf import LibraryNeeds, read_needs
-from gemmsmith.errors import BundleError
+from gemmsmith.errors import BundleError, ToolchainError
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.manifest import MANIFEST, BundledFile, BundledKernel, Manifest
 from gemmsmith.progress import Progress
@@ -32,10 +32,12 @@ class Exportable:
 
     specs: tuple[KernelSpec, ...]
     left_out: Mapping[str, str]
-    """Name of an architecture whose kernels are not among them -> why."""
+    """Architecture whose kernels are not among them -> why."""
+    asked: tuple[str, ...] = ()
+    """Architectures that must not be left out."""
 
 
-def exportable(specs: Sequence[KernelSpec], *, asked: Iterable[str]) -> Exportable:
+def exportable(specs: Sequence[KernelSpec], *, asked: Sequence[str]) -> Exportable:
     """Return ``specs`` without those whose GPUs sit in another kind of machine.
 
     Raises:
@@ -51,7 +53,7 @@ def exportable(specs: Sequence[KernelSpec], *, asked: Iterable[str]) -> Exportab
     kept = tuple(spec for spec in specs if spec.arch.name not in left_out)
     if refused or not kept:
         raise BundleError("; ".join(refused or left_out.values()) or "there are no kernels")
-    return Exportable(specs=kept, left_out=left_out)
+    return Exportable(specs=kept, left_out=left_out, asked=tuple(asked))
 
 
 def foreign_host(arch: Architecture) -> str:
@@ -75,7 +77,8 @@ def export(
 ) -> Manifest:
     """Write a bundle of ``wanted`` to ``folder``, having compiled what is missing.
 
-    An earlier bundle there is replaced, nothing else is.
+    Architectures that nobody asked for by name and no toolchain here can target are left out.
+    An earlier bundle in the folder is replaced, nothing else is.
 
     Raises:
         BundleError: where the folder holds something else, or cannot be written.
@@ -84,8 +87,26 @@ def export(
     check_target(folder)
     with drafted(folder) as draft:  # told before a build of minutes where it cannot be written
         report = build(wanted.specs, jobs=jobs, progress=progress, source=source)
+        untargeted = _untargeted(report, wanted.asked)
+        return write_bundle(report, draft, left_out={**wanted.left_out, **untargeted})
+
+
+def _untargeted(report: BuildReport, asked: Sequence[str]) -> dict[str, str]:
+    """Return why whole architectures are missing in ``report``, where a bundle can do without.
+
+    Raises:
+        CompileError: where anything else is missing.
+    """
+    reasons: dict[str, str] = {}
+    for failure in report.failed:
+        arch = failure.spec.arch
+        if isinstance(failure.error, ToolchainError) and arch.name not in asked:
+            reasons.setdefault(target(arch), str(failure.error))
+        else:
+            report.raise_if_failed()
+    if not report.built:
         report.raise_if_failed()
-        return write_bundle(report, draft, left_out=wanted.left_out)
+    return reasons
 
 
 def write_bundle(report: BuildReport, folder: Path, *, left_out: Mapping[str, str]) -> Manifest:

@@ -51,6 +51,10 @@ def _folders() -> list[Path]:
     found = importlib.util.find_spec(PACKAGE)
     places = [] if found is None else list(found.submodule_search_locations or ())
     installed = [
-        folder for place in places for folder in sorted(Path(place).iterdir()) if is_bundle(folder)
+        folder
+        for place in places
+        if Path(place).is_dir()  # not inside a zip file
+        for folder in sorted(Path(place).iterdir())
+        if is_bundle(folder)
     ]
     return [*named, *(folder for folder in installed if folder not in named)]

@@ -159,8 +159,8 @@ class KernelSet:
         self.source = source
         self._by_name = {spec.name: spec for spec in self.specs}
         self._torch_may_run = torch_may_run
-        self._supply = supply or Compiled(source)
-        self._shelf = Shelf(self.specs, self._supply, build_on_use=build_on_use)
+        self.supply = supply or Compiled(source)
+        self._shelf = Shelf(self.specs, self.supply, build_on_use=build_on_use)
         self._exact: dict[str, ExactKernel] = {}
         self.handle = register(self, "set")
 
@@ -179,7 +179,7 @@ class KernelSet:
             CompileError: where a kernel fails; the others are built all the same.
             ToolchainError: where something is missing and there is no compiler.
         """
-        report = self._supply.build(self.specs, jobs=jobs, progress=progress)
+        report = self.supply.build(self.specs, jobs=jobs, progress=progress)
         self._shelf.look_again()
         self.handle = register(self, "set")  # choices made among fewer kernels are of the old one
         report.raise_if_failed()
@@ -229,7 +229,7 @@ class KernelSet:
         if self._torch_may_run:
             return "; ".join(reasons) or self._no_default()
         if not ready:
-            advice = self._supply.how_to_get(self.specs)
+            advice = self.supply.how_to_get(self.specs)
             raise NoKernelError(f"no kernel of {self.source} is built: {advice}")
         raise NoKernelError(f"no kernel of {self.source} fits: {'; '.join(reasons)}")
 
@@ -237,7 +237,7 @@ class KernelSet:
         reason = f"no default kernel for {self.arch.name} is built"
         if not settings().never_compile:
             return reason  # the log says what a build said
-        return f"{reason}: {self._supply.how_to_get(self.specs)}"
+        return f"{reason}: {self.supply.how_to_get(self.specs)}"
 
     def loaded(self, spec: KernelSpec) -> Kernel:
         """Return the kernel of ``spec``, loaded.
@@ -250,7 +250,7 @@ class KernelSet:
             self._shelf.look_again()  # another process may have built it
             ready = self._shelf.kernels()
         if spec not in ready:
-            raise NoKernelError(f"{spec.name} is not built: {self._supply.how_to_get([spec])}")
+            raise NoKernelError(f"{spec.name} is not built: {self.supply.how_to_get([spec])}")
         return ready[spec]
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmsmith.errors import GemmsmithError
+from gemmsmith.errors import GemmsmithError, LoadError
 from gemmsmith.launcher import Kernel, load_library
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
@@ -76,4 +76,7 @@ class Shelf:
     def _load(self, libraries: Mapping[KernelSpec, Path], into: dict[KernelSpec, Kernel]) -> None:
         for spec in self._missing(into):
             if spec in libraries:
-                into[spec] = load_library(libraries[spec])[spec.name]
+                kernels = load_library(libraries[spec])
+                if spec.name not in kernels:
+                    raise LoadError(f"{libraries[spec]} holds no kernel called {spec.name}")
+                into[spec] = kernels[spec.name]

@@ -38,9 +38,15 @@ def spec_from_dict(values: Mapping[str, Any]) -> KernelSpec:
     try:
         rich = {name: _rich(name, values[name]) for name in known & set(values)}
         rich["arch"] = _architecture(values["arch"], values["runs_on"])
-        return KernelSpec(**rich)
-    except (KeyError, TypeError) as error:
+        spec = KernelSpec(**rich)
+        hash(spec)  # TypeError where a list stands for a word
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # wrong kinds
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise ValueError(f"{field.name} is {value!r}, not true or false")
+    return spec
 
 
 def _plain(value: Any) -> Any:

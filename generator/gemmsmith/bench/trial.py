@@ -99,7 +99,7 @@ def try_kernel(
         raise NoDeviceError("running a kernel needs a GPU and a CUDA build of torch; found none")
     kernels = load(path)
     spec = kernels[name].spec if name else _best(kernels, shape, _dtype(dtype))
-    alone = KernelSet([spec], arch=kernels.arch, source=kernels.source)
+    alone = KernelSet([spec], arch=kernels.arch, source=kernels.source, supply=kernels.supply)
     alone.build(progress=building)
     kernel = alone[spec.name]
     results = list(verify(kernel, shape))

@@ -62,8 +62,6 @@ def export_kernels(
 
     asked = [parse_architecture(word).name for word in architectures(arch) or ()]
     wanted = exportable(specs_of(source, arch, kernel), asked=asked)
-    for reason in wanted.left_out.values():
-        typer.echo(f"warning: left out: {reason}", err=True)
     progress = ConsoleProgress()
     if wheel:
         folder = output or Path()
@@ -71,6 +69,8 @@ def export_kernels(
     else:
         made, named = output or Path("gemmsmith-kernels"), "" if source is None else str(source)
         manifest = export(wanted, made, source=named, jobs=jobs, progress=progress)
+    for arch_name, reason in manifest.left_out.items():
+        typer.echo(f"warning: {arch_name} is left out: {reason}", err=True)
     size = sum(file.bytes for file in manifest.files.values())
     if as_json:
         print_json(_summary(made, manifest, size))

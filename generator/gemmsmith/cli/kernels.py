@@ -11,6 +11,7 @@ from gemmsmith.cli.options import (
     AsJson,
     Names,
     Source,
+    compiled_of,
     print_json,
     print_table,
     specs_of,
@@ -87,10 +88,8 @@ def inspect(
     For kernels that are not compiled the number of blocks is an estimate, marked with ~.
     """
     from gemmsmith.inspection import inspect_kernel
-    from gemmsmith.lookup import find_cached
 
-    specs = specs_of(source, arch, kernel)
-    found = find_cached(specs)
+    specs, found = compiled_of(source, arch, kernel)
     seen = [inspect_kernel(spec, found[spec].card if spec in found else None) for spec in specs]
     missing = [inspection for inspection in seen if inspection.estimated]
     if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from gemmsmith.cache import CachedKernel
     from gemmsmith.spec import KernelSpec
 
 Source = Annotated[
@@ -62,11 +63,45 @@ def specs_of(
     Raises:
         ConfigError: where the files cannot be used.
         NoKernelError: where there is no kernel of one of ``names``.
+        BundleError: where ``path`` is a bundle: there is no YAML file in it.
     """
+    from gemmsmith.bundle import is_bundle
     from gemmsmith.config import load_specs
+    from gemmsmith.errors import BundleError
+
+    if path is not None and is_bundle(path):
+        raise BundleError(
+            f"{path} is a bundle of compiled kernels without their YAML file: "
+            "gemmsmith inspect, run and bench take it"
+        )
 
     specs = load_specs(source_of(path), arch=architectures(archs))
     return tuple(_named(specs, name) for name in names) if names else specs
+
+
+def compiled_of(
+    path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
+) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, CachedKernel]]:
+    """Return the kernels of files or of a bundle, and those of them that are compiled.
+
+    Raises:
+        ConfigError, NoKernelError: as :func:`specs_of` does.
+        BundleError: where a bundle cannot be used here.
+    """
+    from gemmsmith.bundle import is_bundle, read_bundle
+    from gemmsmith.lookup import find_cached
+
+    if path is None or not is_bundle(path):
+        specs = specs_of(path, archs, names)
+        return specs, find_cached(specs)
+    from gemmsmith.arch import parse_architecture
+
+    bundle, words = read_bundle(path), architectures(archs)
+    rows = None if words is None else [parse_architecture(word) for word in words]
+    specs = tuple(spec for spec in bundle.specs() if rows is None or spec.arch in rows)
+    if names:
+        specs = tuple(_named(specs, name) for name in names)
+    return specs, {spec: bundle.kernel(spec) for spec in specs}
 
 
 def _named(specs: Sequence[KernelSpec], name: str) -> KernelSpec:
