@@ -51,7 +51,7 @@ def main(
         raise ArgumentError("prompt is empty; give the beginning of a text")
     gpu, archs = _gpu()
     specs = demo_specs(archs)
-    names = " and ".join(arch.name for arch in archs)
+    names = " and ".join(dict.fromkeys(spec.arch.name for spec in specs))
     print(f"{_counted(len(specs), 'kernel')} of configs/kernels for {names} ({gpu})", flush=True)
     report = build(specs, toolchain=toolchain, jobs=jobs, progress=ConsoleProgress())
     report.raise_if_failed()
@@ -66,14 +66,19 @@ def main(
 
 
 def demo_specs(archs: Sequence[Architecture]) -> tuple[KernelSpec, ...]:
-    """Return the kernels that ``configs/demo.yaml`` names for ``archs``.
+    """Return the kernels that ``configs/demo.yaml`` names for ``archs``, at least one.
 
     Raises:
-        ConfigError: where a name is not among the kernels of ``configs/kernels``.
+        ConfigError: where a name is not among the kernels of ``configs/kernels``, or none of
+            ``archs`` is named: the demo's model is in bf16, which sm_70 and sm_75 lack.
     """
     file = configs_dir() / "demo.yaml"
     wanted = yaml.safe_load(file.read_text())
-    wanted_archs = [arch.name for arch in archs]
+    wanted_archs = [arch.name for arch in archs if arch.name in wanted]
+    if not wanted_archs:
+        asked = ", ".join(arch.name for arch in archs)
+        message = f"names kernels for {', '.join(wanted)}, none for {asked}"
+        raise ConfigError([Problem(file=str(file), line=0, message=message)])
     known = {spec.name: spec for spec in load_specs(configs_dir() / "kernels", arch=wanted_archs)}
     names = [name for arch in wanted_archs for name in wanted[arch]]
     unknown = [name for name in names if name not in known]

@@ -1,0 +1,55 @@
+"""The kernels that ship: how many, for what, and that each file is read alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.arch import ARCHITECTURES, Architecture
+from gemmsmith.config import inspect_file, load_specs
+from gemmsmith.resources import configs_dir
+
+KERNELS = configs_dir() / "kernels"
+FILES = {
+    "volta.yaml": {"sm_70": 4},
+    "turing.yaml": {"sm_75": 6},
+    "ampere.yaml": {"sm_80": 15, "sm_86": 3, "sm_87": 3},
+    "ada.yaml": {"sm_89": 3},
+    "hopper.yaml": {"sm_90a": 46},
+}
+
+
+def test_there_are_eighty_kernels_at_most() -> None:
+    specs = load_specs(KERNELS)
+    assert len(specs) == len({spec.name for spec in specs}) == 80
+    assert {file.name for file in KERNELS.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_holds_its_generation(name: str) -> None:
+    assert Counter(spec.arch.name for spec in load_specs(KERNELS / name)) == FILES[name]
+
+
+def test_every_kernel_that_is_asked_for_is_legal_and_asked_for_once() -> None:
+    entries = inspect_file(KERNELS)
+    assert [entry.title for entry in entries if entry.spec is None] == []
+    assert max(Counter(entry.spec for entry in entries).values()) == 1
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.name)
+def test_every_input_type_of_every_architecture_has_kernels(arch: Architecture) -> None:
+    specs = load_specs(KERNELS, arch=[arch.name])
+    assert {spec.a for spec in specs} == set(arch.inputs)
+    for spec in specs:  # the residual or bias of a layer, and x @ w.T
+        assert spec.bias
+    assert {spec.layout for spec in specs} >= {"rcr"}
+
+
+def test_each_file_says_why() -> None:
+    for name in FILES:
+        text = Path(KERNELS / name).read_text(encoding="utf-8")
+        families = [line for line in text.splitlines() if line.startswith("  - name: ")]
+        comments = [line for line in text.splitlines() if "# " in line]
+        assert len(comments) > len(families), name
