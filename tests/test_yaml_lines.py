@@ -42,9 +42,13 @@ def test_c01_quoted_words_are_text(tmp_path: Path) -> None:
 
 
 def test_c04_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
-    line, message = problem(tmp_path, AMPERE + "    swap: false\n    stages: 5\n")
-    assert line == 9
-    assert message == "key 'stages' is given twice, on line 7 and on line 9; remove one"
+    between = (
+        "    swap: false\n    layout: rcr\n    epilogue:\n      bias: true\n      residual: true\n"
+    )
+    text = AMPERE.replace("stages: 4", "stages: 3")
+    line, message = problem(tmp_path, f"{text}{between}    stages: 5\n")
+    assert line == 13
+    assert message == "key 'stages' is given twice, on line 7 and on line 13; remove one"
 
 
 @pytest.mark.parametrize(
