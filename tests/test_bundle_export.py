@@ -29,6 +29,7 @@ from gemmsmith.cli.app import app
 from gemmsmith.dtypes import FP16
 from gemmsmith.elf import LibraryNeeds, read_needs
 from gemmsmith.errors import BundleError, CompileError
+from gemmsmith.kernelset import load
 from gemmsmith.spec import Alignment
 
 FILE = """\
@@ -174,6 +175,7 @@ def test_kernels_compiled_for_another_gpu_are_told_apart(tmp_path: Path) -> None
     assert manifest.archs == ("sm_80_on_sm_90",)
     bundle = read_bundle(tmp_path / "bundle")
     assert bundle.specs(portable(SM_80)) == (ported,)
+    assert load(tmp_path / "bundle", arch="sm_80", run_on="sm_90").specs == (ported,)
     with pytest.raises(BundleError, match="has kernels for sm_80_on_sm_90, none for sm_80: export"):
         bundle.specs(SM_80)
 

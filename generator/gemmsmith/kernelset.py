@@ -122,14 +122,14 @@ def load(path: str | Path, arch: str = "auto", run_on: str = "") -> KernelSet:
     """
     bundle = read_bundle(Path(path)) if is_bundle(Path(path)) else None
     row = detect_architecture() if arch == "auto" else parse_architecture(arch)
+    target = portable(row, run_on) if run_on else row
     if bundle is not None:
         supply = Bundled(bundle)
-        return KernelSet(bundle.specs(row), arch=row, source=str(path), supply=supply)
+        return KernelSet(bundle.specs(target), arch=target, source=str(path), supply=supply)
     specs = load_specs(path, arch=[row.name])
     if run_on:
-        row = portable(row, run_on)
-        specs = tuple(replace(spec, arch=row) for spec in specs)
-    return KernelSet(specs, arch=row, source=str(path))
+        specs = tuple(replace(spec, arch=target) for spec in specs)
+    return KernelSet(specs, arch=target, source=str(path))
 
 
 @cache
