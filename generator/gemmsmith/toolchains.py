@@ -6,12 +6,13 @@ No single toolkit targets all architectures: CUDA 13 dropped sm_70, and sm_90a b
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from gemmsmith.arch import Architecture
-from gemmsmith.cuda import dotted, find_cuda, target_objection
+from gemmsmith.cuda import Cuda, cuda_of, dotted, find_cuda, target_objection
 from gemmsmith.errors import ToolchainError
 from gemmsmith.nvcc import find_nvcc
 from gemmsmith.resources import build_dir
@@ -91,6 +92,48 @@ def find_toolchains(only: Toolchain | None = None) -> Toolchains:
         return Toolchains(usual=find_toolchain())
     except ToolchainError as error:
         return Toolchains(usual=None, refusal=error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """A CUDA toolkit of this machine, usable or not."""
+
+    version: tuple[int, int] | None
+    """CUDA (major, minor); None where not even that is known."""
+    toolchain: Toolchain | None
+    """With its host compiler; None where it cannot be used."""
+    problem: str
+    """Why it cannot be used."""
+    usual: bool
+    """Whether it is what :func:`find_toolchain` looks at."""
+
+
+def survey() -> tuple[Toolkit, ...]:
+    """Return all toolkits that this machine offers, the usual one first; it does not raise."""
+    found = [] if _nvcc_is_absent() else [_surveyed(find_cuda, find_toolchain, usual=True)]
+    for root in further_toolkits():
+        cuda = partial(cuda_of, root / "bin" / "nvcc", "further toolkits")
+        found.append(_surveyed(cuda, partial(toolchain_at, root), usual=False))
+    return tuple(found)
+
+
+def _nvcc_is_absent() -> bool:
+    try:
+        find_nvcc()
+    except ToolchainError:
+        return settings().nvcc is None
+    return False
+
+
+def _surveyed(
+    cuda: Callable[[], Cuda], toolchain: Callable[[], Toolchain], *, usual: bool
+) -> Toolkit:
+    version = None
+    try:
+        version = cuda().version
+        return Toolkit(version=version, toolchain=toolchain(), problem="", usual=usual)
+    except ToolchainError as error:
+        return Toolkit(version=version, toolchain=None, problem=str(error), usual=usual)
 
 
 def further_toolkits() -> tuple[Path, ...]:
