@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require",
         action="append",
         default=[],
-        choices=["nvcc", "gpu"],
+        choices=["nvcc", "sm_70", "gpu"],
         help="fail, where tests of this marker would be skipped for lack of the tool",
     )
 
@@ -72,6 +72,20 @@ def _nvcc_missing() -> str:
 
 
 @cache
+def _sm_70_missing() -> str:
+    """Return why no kernel can be compiled for sm_70 here; empty where it can."""
+    from gemmsmith.arch import SM_70
+    from gemmsmith.errors import ToolchainError
+    from gemmsmith.toolchains import find_toolchains
+
+    try:
+        find_toolchains().of(SM_70)
+    except ToolchainError as error:
+        return str(error)
+    return ""
+
+
+@cache
 def _gpu_missing() -> str:
     """Return why no kernel can run here; empty where it can."""
     try:
@@ -81,7 +95,7 @@ def _gpu_missing() -> str:
     return "" if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-_MISSING = {"nvcc": _nvcc_missing, "gpu": _gpu_missing}
+_MISSING = {"nvcc": _nvcc_missing, "sm_70": _sm_70_missing, "gpu": _gpu_missing}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import gemmsmith.nvcc
+from fake_calls import call_of
 from fake_tools import bare_machine, fake_gxx, fake_nvcc, lay_toolkit
 from fakes import FakeNvcc, ampere, hopper, volta
 from gemmsmith.arch import ARCHITECTURES, SM_70, SM_80, SM_90A
@@ -17,6 +19,7 @@ from gemmsmith.build import build
 from gemmsmith.cli.app import app
 from gemmsmith.errors import ToolchainError
 from gemmsmith.identity import identity
+from gemmsmith.launcher import load_library
 from gemmsmith.lookup import find_built
 from gemmsmith.render import render
 from gemmsmith.resources import build_dir
@@ -205,6 +208,27 @@ def test_k05_nvcc_11_8_with_gcc_12_2(
     monkeypatch.undo()
     keys = [identity(render([ampere()]), each).parts for each in (chosen, beside)]
     assert [key["host_compiler"] for key in keys] == ["11.3.0", "11.2.0"]
+
+
+@pytest.mark.nvcc
+@pytest.mark.sm_70
+def test_a_real_sm_70_kernel_holds_voltas_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "my cache"))
+    (kernel,) = build([volta()]).built
+    card = kernel.card
+    counts = Counter[str]()
+    for name, count in card.tensor_instructions.items():
+        counts[name.partition(".STEP")[0]] += count
+    assert counts == {"HMMA.884.F32.F32": 512}  # (64/16)·(64/16)·(32/4) of 4 steps each
+    assert (card.spill_store_bytes, card.stages, card.threads) == (0, 2, 128)
+    assert 200 <= card.registers <= 255
+    assert card.dynamic_shared_bytes == 2 * (128 + 128) * 32 * 2
+    assert kernel.built_with["nvcc"].startswith(("11.", "12."))
+    loaded = load_library(kernel.library)[volta().name]  # in this process, without a driver
+    assert loaded.can_run(call_of(volta())) == 0
+    assert loaded.can_run(call_of(volta(), k=71)) != 0
 
 
 def test_a_toolchain_that_is_given_is_the_only_one(tools: Path, tmp_path: Path) -> None:
