@@ -64,7 +64,7 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
 
 
 def _headers(spec: KernelSpec) -> tuple[str, ...]:
-    """What the kernels of a translation unit share: two schedules in one took 8 GB, not 5."""
+    """What all kernels of a translation unit share."""
     return (spec.arch.suffix, spec.schedule, spec.store)
 
 
