@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from gemm_data import (  # noqa: E402
     small_integers,
     untouched,
 )
-from gemmsmith.arch import ARCHITECTURES  # noqa: E402
+from gemmsmith.arch import ARCHITECTURES, parse_architecture, portable  # noqa: E402
+from gemmsmith.config import inspect_file  # noqa: E402
 from gemmsmith.errors import NoKernelError  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402
 from gemmsmith.operands import TORCH_DTYPES  # noqa: E402
@@ -56,9 +58,10 @@ def kernels(request: pytest.FixtureRequest) -> KernelSet:
     else:
         arch = request.param.split()[0]
         files = (configs_dir() / "kernels", unusual)
-        sets = [gemmsmith.load(file, arch=arch, run_on="sm_90") for file in files]
-        specs = [spec for part in sets for spec in part.specs]
-        loaded = KernelSet(specs, arch=sets[0].arch, source=request.param)
+        here = portable(parse_architecture(arch))
+        asked = [entry.spec for file in files for entry in inspect_file(file)]
+        specs = [replace(spec, arch=here) for spec in asked if spec and spec.arch.name == arch]
+        loaded = KernelSet(specs, arch=here, source=request.param)
     loaded.build()
     return loaded
 
@@ -132,6 +135,49 @@ def test_random_data_within_one_ulp_and_the_sum_bound(kernels: KernelSet) -> Non
             tested += 1
     # at least the sizes that are multiples of 8 everywhere
     assert tested >= 2 * sum(spec.acc.name == "fp32" for spec in kernels.specs) > 0
+
+
+def test_int8_sums_are_exact_at_the_top_of_their_range(kernels: KernelSet) -> None:
+    """127 * 126 * 4096 needs 26 bits, more than the 24 of f32; one product makes the sum odd."""
+    names = [name for name in kernels.names if kernels[name].spec.a.name == "int8"]
+    if not names:
+        pytest.skip("no int8 kernel in this set")
+    m, n, k = 40, 48, 4096
+    values_a = torch.full((m, k), 127, dtype=torch.int8, device="cuda")
+    values_b = torch.full((k, n), 126, dtype=torch.int8, device="cuda")
+    values_b[0] = torch.arange(79, 79 + n, device="cuda").to(torch.int8)
+    exact = values_a.double() @ values_b.double()
+    for name in names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        a, b = matrix(m, k, spec.layout[0], values_a), matrix(k, n, spec.layout[1], values_b)
+        dtype = _OF_DTYPE[spec.d]
+        alpha = 1.0 if dtype == torch.int32 else 2.0**-20
+        result = run_twice(kernel, a, b, spec.layout[2], dtype, alpha=alpha)
+        if dtype == torch.int32:
+            assert torch.equal(result.double(), exact), name
+        else:  # the sum is rounded to f32, then scaled by a power of two, then rounded once more
+            assert torch.equal(result, rounded(exact.float() * alpha, dtype)), name
+
+
+def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated(kernels: KernelSet) -> None:
+    names = [name for name in kernels.names if kernels[name].spec.d.name == "int8"]
+    if not names:
+        pytest.skip("no kernel of this set writes int8")
+    values_a = torch.randint(-128, 128, (64, 64), dtype=torch.int8, device="cuda")
+    values_b = torch.zeros(64, 64, dtype=torch.int8, device="cuda")
+    values_b[:, :16] = torch.eye(64, 16, device="cuda").to(torch.int8) * 127
+    values_b[:, 16:32] = torch.eye(64, 16, device="cuda").to(torch.int8)
+    values_b[:, 32:] = torch.randint(-1, 2, (64, 32), dtype=torch.int8, device="cuda")
+    exact = 0.5 * (values_a.double() @ values_b.double())
+    assert (exact % 1 == 0.5).any(), "there must be ties"
+    assert (exact.abs() > 128).any(), "there must be sums to saturate"
+    for name in names:
+        kernel = kernels[name]
+        spec = kernel.spec
+        a, b = matrix(64, 64, spec.layout[0], values_a), matrix(64, 64, spec.layout[1], values_b)
+        result = run_twice(kernel, a, b, spec.layout[2], torch.int8, alpha=0.5)
+        assert torch.equal(result, rounded(exact, torch.int8)), name
 
 
 def test_residual_alpha_beta_and_bias(kernels: KernelSet) -> None:
