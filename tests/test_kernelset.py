@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,16 @@ def test_faults_of_file_and_architecture_have_their_own_errors(file: Path, tmp_p
         load(Path(__file__).parent.parent / "examples" / "own_kernel.yaml", arch="sm_80")
     with pytest.raises(ConfigError, match=r"gone\.yaml"):
         load(tmp_path / "gone.yaml", arch="hopper")
+
+
+@pytest.mark.parametrize(("capability", "name"), [((8, 0), "sm_80"), ((9, 0), "sm_90a")])
+def test_k13_auto_takes_the_kernels_of_the_device_from_a_file_for_both(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str
+) -> None:
+    device = SimpleNamespace(capability=capability)
+    monkeypatch.setattr("gemmsmith.nvml.devices", lambda: (device,))
+    kernels = load(file)
+    assert {spec.arch.name for spec in kernels.specs} == {kernels.arch.name} == {name}
 
 
 @pytest.mark.parametrize("value", ["", "8.0;9.0a+PTX"])
