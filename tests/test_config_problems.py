@@ -77,12 +77,16 @@ def test_c08_keys_inside_mappings(tmp_path: Path) -> None:
     found = problems(
         tmp_path,
         HOPPER.replace("bf16", "{a: bf16, c: fp32}")
-        + "    alignment: {x: 8}\n    epilogue: {activation: relu}\n",
+        + "    alignment: {x: 8}\n    epilogue: {activate: relu}\n",
     )
     assert [p.message for p in found] == [
         "dtype: unknown key 'c'; did you mean d? Legal keys: a, b, acc, d",
         "alignment: unknown key 'x'. Legal keys: a, b, d",
-        "epilogue: unknown key 'activation'. Legal keys: bias, residual",
+        (
+            "epilogue: unknown key 'activate'; did you mean activation? (it takes none, any, relu,"
+            " gelu, gelu_tanh, silu) Legal keys: bias, residual, activation, gate, scaled,"
+            " zero_point"
+        ),
     ]
 
 

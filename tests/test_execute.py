@@ -13,6 +13,7 @@ from gemmsmith import execute, launch
 from gemmsmith.arch import SM_90A
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError
+from gemmsmith.finish import PLAIN
 from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
 from gemmsmith.launcher import Call
 from gemmsmith.spec import KernelSpec, Tile
@@ -82,7 +83,7 @@ def run(
     kernels: OneKernel, a: Any, b: Any, out: Any, bias: Any = None, residual: Any = None
 ) -> Call:
     beta = 0.0 if residual is None else 0.5
-    execute.run_on_cuda(a, b, bias, residual, 2.0, beta, kernels.handle, out)
+    execute.run_on_cuda(a, b, bias, residual, 2.0, beta, PLAIN, kernels.handle, out)
     return kernels.kernel.launched[-1]
 
 
@@ -130,7 +131,7 @@ def test_new_addresses_reach_a_settled_launch(kernels: OneKernel) -> None:
     assert [second.a, second.b, second.d] == [t.data_ptr() for t in elsewhere[:3]]
     assert [second.bias, second.c] == [t.data_ptr() for t in elsewhere[3:]]
     assert second[:4] == first[:4]
-    assert second[9:] == first[9:]
+    assert second[13:] == first[13:]
 
 
 @pytest.mark.parametrize(
@@ -174,9 +175,9 @@ def test_a_call_that_copies_is_never_settled(kernels: OneKernel) -> None:
 
 def test_factors_are_those_of_the_call_and_a_beta_of_zero_drops_c(kernels: OneKernel) -> None:
     a, b, out, _, residual = CASES["residual"]
-    assert run(kernels, a, b, out, None, residual)[17:19] == (2.0, 0.5)
+    assert run(kernels, a, b, out, None, residual)[21:23] == (2.0, 0.5)
     for beta in (0.0, -0.0):
-        execute.run_on_cuda(a, b, None, residual, 1.0, beta, kernels.handle, out)
+        execute.run_on_cuda(a, b, None, residual, 1.0, beta, PLAIN, kernels.handle, out)
         call = kernels.kernel.launched[-1]
         assert (call.c, call.ldc, call.alpha, call.beta) == (0, 0, 1.0, 0.0)
 
@@ -236,7 +237,7 @@ def test_what_torch_took_is_settled_too(
     a, b = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, 8, dtype=torch.bfloat16)
     out = bf16(4, 8)
     for _ in range(2):
-        execute.run_on_cuda(a, b, None, None, 1.0, 0.0, kernels.handle, out.zero_())
+        execute.run_on_cuda(a, b, None, None, 1.0, 0.0, PLAIN, kernels.handle, out.zero_())
         assert (out == 64).all()
         record = execute.last_kernel()
         assert record is not None

@@ -306,10 +306,24 @@ def test_both_launchers_give_equal_bits(kernels: KernelSet) -> None:
     for launcher in (CtypesLauncher(), pybind11_launcher()):
         kernel = next(k for k in launcher.load(library) if k.name == spec.name)
         out = torch.full((200, 512), float("nan"), dtype=BF16, device="cuda")
-        call = Call(
-            200, 512, 256, 1, a.data_ptr(), w.data_ptr(), 0, 0, out.data_ptr(),
-            256, 256, 0, 512, 0, 0, 0, 0, 1.0, 0.0, 0, 0, 0, 0, sm_count,
-        )  # fmt: skip
+        values: dict[str, float] = {
+            **dict.fromkeys(Call._fields, 0),
+            "m": 200,
+            "n": 512,
+            "k": 256,
+            "batch": 1,
+            "lda": 256,
+            "ldb": 256,
+            "ldd": 512,
+            "a": a.data_ptr(),
+            "b": w.data_ptr(),
+            "d": out.data_ptr(),
+            "alpha": 1.0,
+            "beta": 0.0,
+            "out_scale": 1.0,
+            "sm_count": sm_count,
+        }
+        call = Call(**values)  # type: ignore[arg-type]
         stream = torch.cuda.current_stream().cuda_stream
         assert kernel.can_run(call) == 0
         assert kernel.launch(call, 0, stream) == 0, kernel.explain(kernel.launch(call, 0, stream))

@@ -28,15 +28,17 @@ ECHO = r"""
 #include <inttypes.h>
 #include <stdio.h>
 #include "gemmsmith/abi.h"
+#define I64 " %" PRId64
 static char seen[1024];
 static int32_t can_run(const gemmsmith_gemm *g) {
   snprintf(seen, sizeof seen,
-    "%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %zu %zu %zu %zu %zu"
-    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-    " %g %g %d %d %d %d %d",
+    I64 I64 I64 I64 " %zu %zu %zu %zu %zu %zu %zu %zu %zu" I64 I64 I64 I64 I64 I64 I64 I64
+    " %g %g %g %d %d %d %d %d %d",
     g->m, g->n, g->k, g->batch, (size_t)g->a, (size_t)g->b, (size_t)g->c, (size_t)g->bias,
-    (size_t)g->d, g->lda, g->ldb, g->ldc, g->ldd, g->a_batch, g->b_batch, g->c_batch, g->d_batch,
-    g->alpha, g->beta, g->raster, g->swizzle, g->splits, g->device, g->sm_count);
+    (size_t)g->d, (size_t)g->a_scale, (size_t)g->b_scale, (size_t)g->a_zero, (size_t)g->b_sum,
+    g->lda, g->ldb, g->ldc, g->ldd, g->a_batch, g->b_batch, g->c_batch, g->d_batch,
+    g->alpha, g->beta, g->out_scale, g->activation, g->raster, g->swizzle, g->splits, g->device,
+    g->sm_count);
   return 7;
 }
 static int32_t workspace_bytes(const gemmsmith_gemm *g, uint64_t *bytes) {
@@ -98,8 +100,15 @@ def forgetful() -> Iterator[None]:
 
 def call_of_distinct_values() -> Call:
     values = {name: 2**33 + index for index, name in enumerate(Call._fields)}
-    small = {name: 11 * index for index, name in enumerate(Call._fields) if index >= 17}
-    changed: dict[str, Any] = {**values, **small, "alpha": 0.5, "beta": -2.0, "c": 0}
+    small = {name: 11 * index for index, name in enumerate(Call._fields) if index >= 21}
+    changed: dict[str, Any] = {
+        **values,
+        **small,
+        "alpha": 0.5,
+        "beta": -2.0,
+        "out_scale": 0.25,
+        "c": 0,
+    }
     return Call(**changed)
 
 

@@ -16,7 +16,7 @@ from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32, DType
 from gemmsmith.errors import UnknownArchitectureError
 
 Schedule = Literal["multistage", "warp_specialized", "pingpong", "cooperative"]
-Store = Literal["smem", "tma", "direct"]
+Store = Literal["smem", "tma", "direct", "strip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,7 @@ SM_90A = Architecture(
     accumulators={"fp16": _FLOATS, "bf16": (FP32,), "int8": (INT32,)},
     outputs=_AMPERE_OUTPUTS,
     schedules=("warp_specialized", "pingpong", "cooperative"),
-    stores=("tma", "direct"),
+    stores=("tma", "direct", "strip"),
     async_copy=True,
     clusters=True,
     first_toolkit=(12, 0),

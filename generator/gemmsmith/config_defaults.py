@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmsmith.arch import Architecture, Schedule
+from gemmsmith.arch import Architecture, Schedule, Store
 from gemmsmith.dtypes import INT8, INT32, DType
 from gemmsmith.spec import Tile
 
@@ -27,6 +27,11 @@ def default_schedule(arch: Architecture, tile: Tile, *, swap: bool) -> Schedule:
         return arch.schedules[0]
     rows = tile.n if swap else tile.m
     return "cooperative" if rows % 128 == 0 else "pingpong"
+
+
+def default_store(arch: Architecture, *, gated: bool) -> Store:
+    """Return the architecture's usual store, or that of gated kernels where it has one."""
+    return "strip" if gated and "strip" in arch.stores else arch.stores[0]
 
 
 def warp_tiles(tile: Tile) -> tuple[Tile, ...]:

@@ -11,6 +11,7 @@ from gemmsmith.arch import Architecture, Store, parse_architecture
 from gemmsmith.config_defaults import (
     default_output,
     default_schedule,
+    default_store,
     stage_counts,
     warp_tiles,
 )
@@ -108,7 +109,7 @@ def judged(
     )
     title = " ".join(word for word in (arch.name, str(dtypes.a), types, layout, str(tile)) if word)
     d = dtypes.d or default_output(dtypes.a)
-    store = keys.store or arch.stores[0]
+    store = keys.store or default_store(arch, gated=keys.epilogue.gate != "none")
     fields = {
         "arch": arch,
         "tile": tile,
@@ -122,8 +123,7 @@ def judged(
         "store": store,
         "scheduler": keys.scheduler,
         "swap": keys.swap,
-        "bias": keys.epilogue.bias,
-        "residual": keys.epilogue.residual,
+        **keys.epilogue.model_dump(),
         "alignment": _alignment(keys.alignment, dtypes, d, store),
     }
     found = _first_legal(fields, arch, tile, keys)

@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from gemmsmith.arch import ARCHITECTURES, Architecture, Schedule, Store, parse_architecture
 from gemmsmith.dtypes import DTYPE_WORDS, DType, parse_dtype
 from gemmsmith.errors import UnknownArchitectureError
-from gemmsmith.spec import Layout, Scheduler
+from gemmsmith.spec import Activation, Gate, Layout, Scheduler
 
 WORDS: dict[str, tuple[str, ...]] = {
     "dtype": DTYPE_WORDS,
@@ -27,6 +27,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "schedule": get_args(Schedule),
     "store": get_args(Store),
     "scheduler": get_args(Scheduler),
+    "activation": get_args(Activation),
+    "gate": get_args(Gate),
 }
 """The legal words of each key that takes one."""
 
@@ -148,6 +150,14 @@ class EpilogueKeys(_Block):
     """Whether a bias vector (N,) can be added."""
     residual: bool = False
     """Whether beta * C can be added."""
+    activation: Activation = "none"
+    """Function of product and bias; any: each call chooses."""
+    gate: Gate = "none"
+    """Function of the gate half: D is function(gate) * up, half as wide (sm_90a)."""
+    scaled: bool = False
+    """Whether the product can be scaled by row and by column."""
+    zero_point: bool = False
+    """Whether zero points of A's rows can be taken off (int8)."""
 
 
 class AlignmentKeys(_Block):

@@ -11,6 +11,7 @@ from torch import Tensor
 from gemmsmith.arch import architecture_of
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import UnknownArchitectureError
+from gemmsmith.finish import PLAIN, Finish, finished
 from gemmsmith.kernelset import (
     DeviceFacts,
     Plan,
@@ -51,40 +52,19 @@ def _in_torch(
     residual: Tensor | None,
     alpha: float,
     beta: float,
+    finish: Finish,
     out: Tensor,
 ) -> None:
     """Compute in fp32 and round once, whatever the device; sums of int8 products are exact."""
-    if a.dtype == torch.int8:
-        _integers_in_torch(a, b, bias, residual, alpha, beta, out)
-        return
-    product = torch.matmul(a.float(), b.float())
-    if alpha != 1.0:
-        product *= alpha
-    if bias is not None:
-        product += bias.reshape(-1).float()
+    exactly = torch.float64 if a.dtype == torch.int8 else torch.float32  # holds every int8 sum
+    sums = torch.matmul(a.to(exactly), b.to(exactly))
+    if a.dtype == torch.int8 and out.dtype != torch.int32 and finish.a_zero is None:
+        sums = sums.float()
+    result = finished(sums, finish, alpha, bias)
     if residual is not None and beta != 0.0:
-        product += beta * residual.float()
-    out.copy_(product)
-
-
-def _integers_in_torch(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    alpha: float,
-    beta: float,
-    out: Tensor,
-) -> None:
-    """Sum in fp64, which holds every sum of int8 products; scale as the kernels do, in fp32."""
-    compute = torch.float64 if out.dtype == torch.int32 else torch.float32
-    result = torch.matmul(a.double(), b.double()).to(compute) * alpha
-    if bias is not None:
-        result += bias.reshape(-1).to(compute)
-    if residual is not None and beta != 0.0:
-        result += beta * residual.to(compute)
+        result = result + beta * residual.to(result.dtype)
     if out.dtype == torch.int8:
-        result = result.round().clamp(-128, 127)
+        result = (result * finish.out_scale).round().clamp(-128, 127)
     out.copy_(result)
 
 
@@ -99,10 +79,11 @@ def run_on_cpu(
     residual: Tensor | None,
     alpha: float,
     beta: float,
+    finish: Finish,
     out: Tensor,
 ) -> None:
-    """Write ``alpha * a @ b + beta * residual + bias`` to ``out`` with torch, in fp32."""
-    _in_torch(a, b, bias, residual, alpha, beta, out)
+    """Write what the call asks for to ``out`` with torch, in fp32."""
+    _in_torch(a, b, bias, residual, alpha, beta, finish, out)
     _record(_ON_CPU)
 
 
@@ -113,10 +94,11 @@ def run_on_cuda(
     residual: Tensor | None,
     alpha: float,
     beta: float,
+    finish: Finish,
     kernels: str,
     out: Tensor,
 ) -> None:
-    """Write ``alpha * a @ b + beta * residual + bias`` to ``out`` on the current stream.
+    """Write what the call asks for to ``out`` on the current stream.
 
     Arguments are checked already. Queues work; never synchronises.
 
@@ -128,17 +110,18 @@ def run_on_cuda(
         return
     if beta == 0.0:
         residual = None
-    addresses = (
+    addresses: tuple[int, ...] = (
         a.data_ptr(),
         b.data_ptr(),
         0 if residual is None else residual.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
+        *finish.addresses,
     )
-    key = signature(a, b, bias, residual, out, kernels)
+    key = signature(a, b, bias, residual, out, finish, kernels)
     settled = _settled.get(key)
     if settled is None:
-        matrices, plan = _planned(a, b, bias, residual, out, kernels)
+        matrices, plan = _planned(a, b, bias, residual, out, finish, kernels)
         if matrices is None or isinstance(plan, str):
             settled = _without_kernel("torch", str(plan))
             _say_once(settled.reason)
@@ -151,10 +134,10 @@ def run_on_cuda(
         else:
             addresses = matrices.addresses
     if isinstance(settled, LaunchRecord):
-        _fall_back(a, b, bias, residual, alpha, beta, out)
+        _fall_back(a, b, bias, residual, alpha, beta, finish, out)
         _record(settled)
         return
-    queue(settled, addresses, alpha, beta, out.device)
+    queue(settled, addresses, (alpha, beta, finish.out_scale), out.device)
     torch.autograd.graph.increment_version(out)  # as torch's own in-place operations do
     _record(settled.record)
 
@@ -164,7 +147,13 @@ _MOST_SETTLED = 8192  # call shapes; a dynamic batch over a model's layers stays
 
 
 def _planned(
-    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, kernels: str
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    finish: Finish,
+    kernels: str,
 ) -> tuple[Operands | None, Plan | str]:
     """Return the operands and the kernel for them, or why torch has to take the call."""
     if a.shape[-1] == 0:
@@ -172,7 +161,7 @@ def _planned(
     if a.dtype == torch.float32:
         return None, "float32 inputs have no kernel"
     letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
-    matrices = operands(a, b, bias, residual, out, letter)
+    matrices = operands(a, b, bias, residual, out, letter, finish)
     device = _device(a.device.index)
     return matrices, _selection(kernels, device).plan(matrices.problem(), device)
 
@@ -184,14 +173,15 @@ def _fall_back(
     residual: Tensor | None,
     alpha: float,
     beta: float,
+    finish: Finish,
     out: Tensor,
 ) -> None:
     """Compute with torch's own GEMM; with an epilogue in fp32, so that it is rounded once."""
-    plain = bias is None and residual is None and alpha == 1.0
-    if plain and out.dtype == a.dtype and a.shape[-1]:
+    plain = bias is None and residual is None and alpha == 1.0 and finish is PLAIN
+    if plain and out.dtype == a.dtype and a.shape[-1] and a.is_floating_point():
         torch.matmul(a, b, out=out)
     else:
-        _in_torch(a, b, bias, residual, alpha, beta, out)
+        _in_torch(a, b, bias, residual, alpha, beta, finish, out)
 
 
 @cache

@@ -26,6 +26,8 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
         return "the kernel has no bias (epilogue.bias is false)"
     if problem.residual and not spec.residual:
         return "the kernel has no residual (epilogue.residual is false)"
+    if reason := _other_epilogue(spec, problem):
+        return reason
     if spec.arch.api == "2.x" and problem.bias and problem.residual:
         return "2.x kernels add a bias or a residual in one call, not both"
     if spec.a == INT8 and problem.k > MOST_INT8_PRODUCTS:
@@ -51,6 +53,22 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
                 f"{operand}: address, row stride or batch stride divides by {found} B only,"
                 f" the kernel needs {needed} B ({elements} elements of {dtype.name})"
             )
+    return ""
+
+
+def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
+    if spec.gate != problem.gate:
+        return f"the kernel's gate is {spec.gate}, the call's is {problem.gate}"
+    if spec.activation not in ("any", problem.activation):
+        return f"the kernel's activation is {spec.activation}, the call's is {problem.activation}"
+    if problem.scaled and not spec.scaled:
+        return "the kernel takes no scales (epilogue.scaled is false)"
+    if problem.scaled and problem.batch > 1:
+        return "scales go with one matrix b, not with a batch of them"
+    if problem.zero_point and not spec.zero_point:
+        return "the kernel takes no zero point (epilogue.zero_point is false)"
+    if problem.gate != "none" and problem.n % 16:
+        return f"N={problem.n} is not a multiple of 16, the blocks of gate and up"
     return ""
 
 

@@ -32,16 +32,26 @@ def epilogue_bytes(spec: KernelSpec) -> int:
     2.x epilogues reuse the main loop's memory; ``direct`` ones need none; TMA ones stage sub-tiles
     of 64 or 128 rows by up to 32 columns, two of D or up to four of C.
     """
+    tile = spec.device_tile
+    if spec.store == "strip":
+        return _strips(spec)
     if spec.store != "tma":
         return 0
-    tile = spec.device_tile
     rows = min(128 if spec.schedule == "cooperative" else 64, tile.m)
     columns = math.gcd(32, tile.n)
     subtiles = (tile.m // rows) * (tile.n // columns)
     staged_d = min(subtiles, 2)
     buffers = max(min(subtiles, 4), staged_d + 1) if spec.residual else staged_d
-    bias = (tile.m + tile.n) * spec.d.bytes if spec.bias else 0
-    return buffers * rows * columns * spec.d.bytes + bias
+    vectors = spec.bias_type.bytes * spec.bias + 4 * spec.scaled + 4 * spec.zero_point
+    return buffers * rows * columns * spec.d.bytes + (tile.m + tile.n) * vectors
+
+
+def _strips(spec: KernelSpec) -> int:
+    """Strips of a gated kernel's warps: 16 rows of 64 results, or 8 results of 128 tokens."""
+    warps = 8 if spec.schedule == "cooperative" else 4
+    columns = spec.device_tile.n if spec.device_tile.n % 128 else 128
+    line = columns * 8 if spec.swap else 16 * (columns // 2 + 16 // spec.d.bytes)
+    return warps * line * spec.d.bytes
 
 
 def shared_memory(spec: KernelSpec, stages: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError
+from gemmsmith.finish import ACTIVATIONS, Finish
 from gemmsmith.kernelset import DeviceFacts, Plan
 from gemmsmith.launcher import Call, Kernel
 from gemmsmith.operands import Operands
@@ -37,8 +38,8 @@ class Ready(NamedTuple):
     """M, N, K, batch."""
     strides: tuple[int, ...]
     """Leading dimensions of A, B, C, D, then their batch strides, in elements."""
-    knobs: tuple[int, int, int, int, int]
-    """Raster, swizzle, splits, device, multiprocessors."""
+    knobs: tuple[int, int, int, int, int, int]
+    """Activation, raster, swizzle, splits, device, multiprocessors."""
     workspace: int
     """Bytes of device memory that a launch needs."""
     record: LaunchRecord
@@ -46,11 +47,18 @@ class Ready(NamedTuple):
 
 
 def signature(
-    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, kernels: str
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    finish: Finish,
+    kernels: str,
 ) -> tuple[object, ...]:
     """Return all that decides a call's :class:`Ready`: sizes, strides, types, alignment, device."""
     return (
         kernels,
+        finish.kind,
         out.device.index,
         a.dtype,
         out.dtype,
@@ -93,11 +101,19 @@ def prepare(plan: Plan, operands: Operands, device: DeviceFacts, index: int) -> 
             0 if c is None else c.batch_stride,
             d.batch_stride,
         ),
-        knobs=(tuning.raster, tuning.swizzle, tuning.splits, index, device.sm_count),
+        knobs=(
+            ACTIVATIONS.index(operands.finish.activation),
+            tuning.raster,
+            tuning.swizzle,
+            tuning.splits,
+            index,
+            device.sm_count,
+        ),
         workspace=0,
         record=LaunchRecord(name=plan.spec.name, reason="", tuning=tuning, copied=operands.copied),
     )
-    call = Call._make((*ready.sizes, *operands.addresses, *ready.strides, 1.0, 0.0, *ready.knobs))
+    factors = (1.0, 0.0, 1.0)
+    call = Call._make((*ready.sizes, *operands.addresses, *ready.strides, *factors, *ready.knobs))
     _check_status(plan.kernel, plan.kernel.can_run(call), call)
     if plan.spec.scheduler == "stream_k":
         status, size = plan.kernel.workspace_bytes(call)
@@ -108,20 +124,20 @@ def prepare(plan: Plan, operands: Operands, device: DeviceFacts, index: int) -> 
 
 def queue(
     ready: Ready,
-    addresses: tuple[int, int, int, int, int],
-    alpha: float,
-    beta: float,
+    addresses: tuple[int, ...],
+    factors: tuple[float, float, float],
     device: torch.device,
 ) -> None:
     """Queue the kernel on the current stream of ``device``; never synchronises.
 
-    ``addresses`` are those of A, B, C, bias and D. The workspace comes from torch's allocator,
-    which hands it out again only to what this stream runs later.
+    ``addresses`` are those of A, B, C, bias, D and of the four vectors of :class:`Finish`;
+    ``factors`` are alpha, beta and the scale of an int8 output. The workspace comes from torch's
+    allocator, which hands it out again only to what this stream runs later.
 
     Raises:
         LaunchError: where CUDA refuses.
     """
-    call = Call._make((*ready.sizes, *addresses, *ready.strides, alpha, beta, *ready.knobs))
+    call = Call._make((*ready.sizes, *addresses, *ready.strides, *factors, *ready.knobs))
     if device.index == current_device():
         status = _launch(ready, call, device)
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmsmith import rules_2x, rules_3x
 from gemmsmith.arch import SM_90A
+from gemmsmith.dtypes import INT8
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.footprint import (
     MAX_STAGES,
@@ -75,6 +76,18 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
                 key="scheduler",
                 reason=f"{spec.scheduler} needs sm_90a",
                 fix="set scheduler: static",
+            )
+        if spec.gate != "none" or spec.scaled or spec.activation != "none":
+            yield Objection(
+                key="epilogue",
+                reason="gates, scales and activations need sm_90a",
+                fix="set epilogue: {gate: none, scaled: false, activation: none}",
+            )
+        if spec.d == INT8 and spec.bias:
+            yield Objection(
+                key="epilogue",
+                reason="a 2.x kernel with int8 output is alpha * acc alone",
+                fix="set epilogue: {bias: false}",
             )
         if spec.bias and spec.layout[2] == "c":
             yield Objection(

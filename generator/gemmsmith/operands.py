@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32, DType
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.finish import PLAIN, Finish
 from gemmsmith.problem import GemmProblem, alignment_of
 
 TORCH_DTYPES: Mapping[torch.dtype, DType] = {
@@ -60,6 +61,7 @@ class Operands:
     c: Matrix | None
     bias: Tensor | None
     """(N,), contiguous."""
+    finish: Finish
 
     @property
     def copied(self) -> tuple[str, ...]:
@@ -68,14 +70,15 @@ class Operands:
         return tuple(name for name, matrix in named if matrix is not None and matrix.copied)
 
     @property
-    def addresses(self) -> tuple[int, int, int, int, int]:
-        """Where A, B, C, bias and D begin; 0 for what is absent."""
+    def addresses(self) -> tuple[int, ...]:
+        """Where A, B, C, bias, D and the vectors of ``finish`` begin; 0 for what is absent."""
         return (
             self.a.tensor.data_ptr(),
             self.b.tensor.data_ptr(),
             0 if self.c is None else self.c.tensor.data_ptr(),
             0 if self.bias is None else self.bias.data_ptr(),
             self.d.tensor.data_ptr(),
+            *self.finish.addresses,
         )
 
     def problem(self) -> GemmProblem:
@@ -100,6 +103,10 @@ class Operands:
             d_align=d_align,
             bias=self.bias is not None,
             residual=self.c is not None,
+            activation=self.finish.activation,
+            gate=self.finish.gate,
+            scaled=self.finish.scaled,
+            zero_point=self.finish.a_zero is not None,
         )
 
 
@@ -110,6 +117,7 @@ def operands(
     residual: Tensor | None,
     out: Tensor,
     letter: str = "r",
+    finish: Finish = PLAIN,
 ) -> Operands:
     """Return the checked arguments of a call as matrices.
 
@@ -134,6 +142,7 @@ def operands(
         d=d,
         c=None if residual is None else _matrix_like(_flat(residual, b.dim()), d, residual),
         bias=None if bias is None else bias.reshape(-1).contiguous(),
+        finish=finish,
     )
 
 
@@ -209,8 +218,9 @@ def check(
     bias: Tensor | None,
     residual: Tensor | None,
     out_dtype: torch.dtype,
+    gate: str = "none",
 ) -> tuple[int, ...]:
-    """Return the shape of ``a @ b`` (plus residual and bias), or raise naming the argument.
+    """Return the shape of the result, half as wide with a ``gate``, or raise naming the argument.
 
     Raises:
         ArgumentError: sizes that do not go together.
@@ -239,7 +249,7 @@ def check(
             f"b has batch dimensions {tuple(b.shape[:-2])}, a has {tuple(a.shape[:-2])}:"
             " they must be equal, or b one matrix (K, N)"
         )
-    shape = (*a.shape[:-1], b.shape[-1])
+    shape = (*a.shape[:-1], b.shape[-1] if gate == "none" else b.shape[-1] // 2)
     if residual is not None:
         _check_residual(residual, shape, out_dtype)
     if bias is not None:
@@ -255,7 +265,9 @@ def _check_residual(residual: Tensor, shape: tuple[int, ...], out_dtype: torch.d
 
 
 def _check_bias(bias: Tensor, n: int, out_dtype: torch.dtype) -> None:
-    if bias.dtype != out_dtype:
-        raise ArgumentTypeError(f"bias is {bias.dtype}, the output is {out_dtype}")
+    wanted = torch.float32 if out_dtype == torch.int8 else out_dtype
+    if bias.dtype != wanted:
+        needed = "" if wanted == out_dtype else f", which goes with a bias of {wanted}"
+        raise ArgumentTypeError(f"bias is {bias.dtype}, the output is {out_dtype}{needed}")
     if tuple(bias.shape) not in ((n,), (1, n)):
         raise ArgumentError(f"bias is {tuple(bias.shape)}; ({n},) or (1, {n}) is needed")

@@ -32,7 +32,7 @@ class GemmProblem:
     b: DType
     """Element type of B."""
     d: DType
-    """Element type of D, residual and bias."""
+    """Element type of D and residual."""
     layout: str = "rcr"
     """Row- (r) or column-major (c) of A, B and D, read off their strides."""
     a_align: int = 16
@@ -45,12 +45,26 @@ class GemmProblem:
     """Whether a bias vector is added."""
     residual: bool = False
     """Whether beta * C is added."""
+    activation: str = "none"
+    """Function of product and bias."""
+    gate: str = "none"
+    """Function of the gate half; D then has N / 2 columns."""
+    scaled: bool = False
+    """Whether rows or columns of the product have scales."""
+    zero_point: bool = False
+    """Whether rows of A have zero points."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of D."""
+        return self.n if self.gate == "none" else self.n // 2
 
     @property
     def contiguous(self) -> tuple[tuple[str, int], tuple[str, int], tuple[str, int]]:
         """Name and size of the dimension along which A, B and D lie contiguous in memory."""
         m, n, k = ("M", self.m), ("N", self.n), ("K", self.k)
-        rows, columns = (m, k, m), (k, n, n)
+        d_columns = n if self.gate == "none" else ("N/2", self.columns)
+        rows, columns = (m, k, m), (k, n, d_columns)
         a, b, d = (
             column if letter == "r" else row
             for letter, row, column in zip(self.layout, rows, columns, strict=True)

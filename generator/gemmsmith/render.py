@@ -44,7 +44,15 @@ _SCHEDULES = {
     "cooperative": "cutlass::gemm::KernelTmaWarpSpecializedCooperative",
 }
 _SCHEDULERS = {"static": "void", "stream_k": "cutlass::gemm::StreamKScheduler"}
-_STORES = {"smem": "", "tma": "TmaStore", "direct": "DirectStore"}
+_STORES = {"smem": "", "tma": "TmaStore", "direct": "DirectStore", "strip": "GateStore"}
+_ACTIVATIONS = {
+    "none": "kNone",
+    "any": "kAny",
+    "relu": "kRelu",
+    "gelu": "kGelu",
+    "gelu_tanh": "kGeluTanh",
+    "silu": "kSilu",
+}
 _BOOLEANS = {True: "true", False: "false"}
 _OUR_INCLUDE = re.compile(r'^\s*#include "(gemmsmith/[^"]+)"', re.MULTILINE)
 
@@ -117,6 +125,7 @@ def template_values(spec: KernelSpec) -> dict[str, Any]:
         "element_b": _ELEMENTS[spec.b.name],
         "element_accumulator": _ELEMENTS[spec.acc.name],
         "element_d": _ELEMENTS[spec.d.name],
+        "element_bias": _ELEMENTS[spec.bias_type.name],
         "element_compute": "int32_t" if spec.d == INT32 else "float",
         "layout_a": _LAYOUTS[spec.layout[0]],
         "layout_b": _LAYOUTS[spec.layout[1]],
@@ -134,6 +143,10 @@ def template_values(spec: KernelSpec) -> dict[str, Any]:
         "swap": _BOOLEANS[spec.swap],
         "bias": _BOOLEANS[spec.bias],
         "residual": _BOOLEANS[spec.residual],
+        "activation": _ACTIVATIONS[spec.activation],
+        "gate": _ACTIVATIONS[spec.gate],
+        "scaled": _BOOLEANS[spec.scaled],
+        "zero_point": _BOOLEANS[spec.zero_point],
     }
 
 

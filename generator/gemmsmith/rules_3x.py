@@ -19,6 +19,7 @@ def objections(spec: KernelSpec) -> Iterator[Objection]:
     yield from _warpgroup_tiles(spec)
     yield from _clusters(spec)
     yield from _tma_boxes(spec)
+    yield from _stores(spec)
 
 
 def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
@@ -100,3 +101,35 @@ def _tma_boxes(spec: KernelSpec) -> Iterator[Objection]:
                 " TMA box",
                 fix=f"tile.{side}=256 is legal",
             )
+
+
+def _stores(spec: KernelSpec) -> Iterator[Objection]:
+    gated = spec.gate != "none"
+    if gated != (spec.store == "strip"):
+        yield Objection(
+            key="store",
+            reason=f"store {spec.store}, gate {spec.gate}: strip is the store of gated kernels",
+            fix="set store: strip" if gated else "set store: tma",
+        )
+    if gated and spec.schedule == "warp_specialized":
+        yield Objection(
+            key="schedule",
+            reason="a gated kernel keeps strips beside its main loop, which persistent ones have",
+            fix="set schedule: pingpong or cooperative",
+        )
+    if gated and spec.scheduler == "stream_k":
+        yield Objection(
+            key="scheduler",
+            reason="stream_k is built with store tma only",
+            fix="set scheduler: static",
+        )
+    if gated and spec.layout[2] == "c":
+        yield Objection(
+            key="layout", reason="a gated kernel writes rows", fix=f"use {spec.layout[:2]}r"
+        )
+    if spec.store == "direct" and (spec.activation != "none" or spec.scaled or spec.zero_point):
+        yield Objection(
+            key="store",
+            reason="store direct adds bias and residual alone",
+            fix="set store: tma",
+        )

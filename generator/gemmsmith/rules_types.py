@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gemmsmith.arch import ARCHITECTURES
-from gemmsmith.dtypes import INT8
+from gemmsmith.dtypes import BF16, FP16, INT8, INT32
 from gemmsmith.errors import Objection
 
 if TYPE_CHECKING:
@@ -53,12 +53,30 @@ def element_types(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"{spec.layout}: int8 instructions read both operands along K",
             fix=f"{_along_k(spec.layout)}: layout: rc{spec.layout[2]}",
         )
-    if spec.d == INT8 and (spec.bias or spec.residual):
-        yield Objection(
-            key="epilogue",
-            reason="an int8 output is alpha * acc alone: a bias or residual of 8 bits has no scale",
-            fix="set epilogue: {bias: false, residual: false}",
+    yield from _epilogue(spec)
+
+
+def _epilogue(spec: KernelSpec) -> Iterator[Objection]:
+    def refused(reason: str, fix: str) -> Objection:
+        return Objection(key="epilogue", reason=reason, fix=fix)
+
+    rich = spec.activation != "none" or spec.scaled
+    if spec.d == INT8 and spec.residual:
+        yield refused("a residual of 8 bits has no scale", "set epilogue: {residual: false}")
+    if spec.d == INT32 and rich:
+        yield refused(
+            "an int32 output is the sum as it is: activations and scales work in f32",
+            "set d: bf16 or fp16",
         )
+    if spec.zero_point and (not spec.scaled or spec.a != INT8):
+        yield refused("zero_point goes with int8 inputs and scales", "set scaled: true")
+    if spec.gate != "none" and (spec.activation != "none" or spec.residual or spec.zero_point):
+        yield refused(
+            "a gate goes with bias and scales alone",
+            "set epilogue: {activation: none, residual: false, zero_point: false}",
+        )
+    if spec.gate != "none" and spec.d not in (FP16, BF16, INT8):
+        yield refused(f"a gated kernel writes fp16, bf16 or int8, not {spec.d}", "set d: bf16")
 
 
 def _along_k(layout: str) -> str:

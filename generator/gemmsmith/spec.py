@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from gemmsmith.arch import Architecture, Schedule, Store
-from gemmsmith.dtypes import BF16, FP32, DType, accumulator_of
+from gemmsmith.dtypes import BF16, FP32, INT8, DType, accumulator_of
 
 Layout = Literal["rcr", "rrr", "ccr", "crr", "rcc", "rrc", "ccc", "crc"]
 Scheduler = Literal["static", "stream_k"]
+
+Activation = Literal["none", "any", "relu", "gelu", "gelu_tanh", "silu"]
+Gate = Literal["none", "silu", "gelu", "gelu_tanh"]
 
 SCHEDULE_WORDS: dict[Schedule, str] = {
     "multistage": "",
@@ -92,7 +95,8 @@ class KernelSpec:
     cluster: Cluster = field(default_factory=Cluster)
     """Blocks that share operands by multicast (3.x only)."""
     store: Store = "tma"
-    """Epilogue: ``smem`` (2.x), ``tma`` (staged, bulk store), ``direct`` (registers to memory)."""
+    """Epilogue: ``smem`` (2.x), ``tma`` (staged, bulk store), ``direct`` (registers to memory),
+    ``strip`` (gated: each warp through a strip of shared memory of its own)."""
     scheduler: Scheduler = "static"
     """``static``: each tile by one block; ``stream_k``: blocks may share the K loop of a tile."""
     swap: bool = False
@@ -101,6 +105,17 @@ class KernelSpec:
     """Whether the epilogue can add a bias vector (N,)."""
     residual: bool = False
     """Whether the epilogue can add beta * C."""
+    activation: Activation = "none"
+    """Function of alpha * A @ B + bias; ``any``: each call chooses one, or none."""
+    gate: Gate = "none"
+    """Function of the gate half; D is then function(gate) * up and has N / 2 columns.
+
+    Columns of B come in blocks of 16: 8 of the gate, then 8 of up.
+    """
+    scaled: bool = False
+    """Whether the product can be multiplied by a scale for each row and one for each column."""
+    zero_point: bool = False
+    """Whether zero points of A's rows can be taken off (int8)."""
     alignment: Alignment = field(default_factory=Alignment)
     """Alignment of A, B and D in elements."""
 
@@ -130,9 +145,18 @@ class KernelSpec:
         words += ["direct"] if self.store == "direct" else []
         words += [] if self.bias else ["nobias"]
         words += ["res"] if self.residual else []
+        words += ["scaled"] if self.scaled else []
+        words += ["zp"] if self.zero_point else []
+        words += [] if self.activation == "none" else [_joined("act", self.activation)]
+        words += [] if self.gate == "none" else [_joined("gate", self.gate)]
         if self.alignment != widest_alignment(self.a, self.b, self.d, self.store):
             words.append("align" + "x".join(str(elements) for elements in self.alignment))
         return "_".join([*words, self.arch.suffix])
+
+    @property
+    def bias_type(self) -> DType:
+        """Element type of the bias: that of D, but fp32 where D is int8."""
+        return FP32 if self.d == INT8 else self.d
 
     @property
     def device_tile(self) -> Tile:
@@ -143,3 +167,7 @@ class KernelSpec:
     def device_cluster(self) -> Cluster:
         """The cluster as the device code sees it: m and n exchanged where ``swap`` is on."""
         return Cluster(self.cluster.n, self.cluster.m) if self.swap else self.cluster
+
+
+def _joined(word: str, function: str) -> str:
+    return word + function.replace("_", "")

@@ -8,6 +8,7 @@ struct gemm_int8_outbf16_rcr_128x128x128_c2x1_coop_sm90a_traits {
   using ElementB = int8_t;
   using ElementAccumulator = int32_t;
   using ElementD = cutlass::bfloat16_t;
+  using ElementBias = cutlass::bfloat16_t;
   using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
@@ -24,6 +25,10 @@ struct gemm_int8_outbf16_rcr_128x128x128_c2x1_coop_sm90a_traits {
   static constexpr bool kSwap = false;
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
+  static constexpr Activation kActivation = Activation::kNone;
+  static constexpr Activation kGate = Activation::kNone;
+  static constexpr bool kScaled = false;
+  static constexpr bool kZeroPoint = false;
 };
 struct gemm_int8_outbf16_rcr_128x128x128_c2x1_coop_sm90a : Sm90Gemm<gemm_int8_outbf16_rcr_128x128x128_c2x1_coop_sm90a_traits>::Kernel {};
 }  // inline namespace v_000000000000

@@ -8,6 +8,7 @@ struct gemm_int8_outint32_rcr_128x128x64_w64x64_s4_sm89_traits {
   using ElementB = int8_t;
   using ElementAccumulator = int32_t;
   using ElementD = int32_t;
+  using ElementBias = int32_t;
   using ElementCompute = int32_t;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
@@ -22,6 +23,10 @@ struct gemm_int8_outint32_rcr_128x128x64_w64x64_s4_sm89_traits {
   static constexpr int kStages = 4;
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
+  static constexpr Activation kActivation = Activation::kNone;
+  static constexpr Activation kGate = Activation::kNone;
+  static constexpr bool kScaled = false;
+  static constexpr bool kZeroPoint = false;
 };
 struct gemm_int8_outint32_rcr_128x128x64_w64x64_s4_sm89 : Sm80Gemm<gemm_int8_outint32_rcr_128x128x64_w64x64_s4_sm89_traits>::Kernel {};
 }  // inline namespace v_000000000000

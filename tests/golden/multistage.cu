@@ -8,6 +8,7 @@ struct gemm_bf16_rcr_128x128x32_w64x64_s4_sm80_traits {
   using ElementB = cutlass::bfloat16_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::bfloat16_t;
+  using ElementBias = cutlass::bfloat16_t;
   using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
@@ -22,6 +23,10 @@ struct gemm_bf16_rcr_128x128x32_w64x64_s4_sm80_traits {
   static constexpr int kStages = 4;
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
+  static constexpr Activation kActivation = Activation::kNone;
+  static constexpr Activation kGate = Activation::kNone;
+  static constexpr bool kScaled = false;
+  static constexpr bool kZeroPoint = false;
 };
 struct gemm_bf16_rcr_128x128x32_w64x64_s4_sm80 : Sm80Gemm<gemm_bf16_rcr_128x128x32_w64x64_s4_sm80_traits>::Kernel {};
 }  // inline namespace v_000000000000

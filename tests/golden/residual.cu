@@ -8,6 +8,7 @@ struct gemm_bf16_rcr_128x128x64_c2x1_coop_nobias_res_sm90a_traits {
   using ElementB = cutlass::bfloat16_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::bfloat16_t;
+  using ElementBias = cutlass::bfloat16_t;
   using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
@@ -24,6 +25,10 @@ struct gemm_bf16_rcr_128x128x64_c2x1_coop_nobias_res_sm90a_traits {
   static constexpr bool kSwap = false;
   static constexpr bool kBias = false;
   static constexpr bool kResidual = true;
+  static constexpr Activation kActivation = Activation::kNone;
+  static constexpr Activation kGate = Activation::kNone;
+  static constexpr bool kScaled = false;
+  static constexpr bool kZeroPoint = false;
 };
 struct gemm_bf16_rcr_128x128x64_c2x1_coop_nobias_res_sm90a : Sm90Gemm<gemm_bf16_rcr_128x128x64_c2x1_coop_nobias_res_sm90a_traits>::Kernel {};
 }  // inline namespace v_000000000000

@@ -8,6 +8,7 @@ struct gemm_fp16_rcr_128x128x32_w64x64_s2_sm70_traits {
   using ElementB = cutlass::half_t;
   using ElementAccumulator = float;
   using ElementD = cutlass::half_t;
+  using ElementBias = cutlass::half_t;
   using ElementCompute = float;
   using LayoutA = cutlass::layout::RowMajor;
   using LayoutB = cutlass::layout::ColumnMajor;
@@ -22,6 +23,10 @@ struct gemm_fp16_rcr_128x128x32_w64x64_s2_sm70_traits {
   static constexpr int kStages = 2;
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
+  static constexpr Activation kActivation = Activation::kNone;
+  static constexpr Activation kGate = Activation::kNone;
+  static constexpr bool kScaled = false;
+  static constexpr bool kZeroPoint = false;
 };
 struct gemm_fp16_rcr_128x128x32_w64x64_s2_sm70 : Sm80Gemm<gemm_fp16_rcr_128x128x32_w64x64_s2_sm70_traits>::Kernel {};
 }  // inline namespace v_000000000000

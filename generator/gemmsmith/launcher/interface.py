@@ -19,6 +19,12 @@ class Call(NamedTuple):
     c: int
     bias: int
     d: int
+    a_scale: int
+    """Address of the scales of rows (f32); b_scale of columns, 0 for none."""
+    b_scale: int
+    a_zero: int
+    """Address of the zero points of A's rows (int32); b_sum of B's negative column sums."""
+    b_sum: int
     lda: int
     """Elements between neighbouring rows (row-major) or columns of A; ldb, ldc, ldd likewise."""
     ldb: int
@@ -31,6 +37,9 @@ class Call(NamedTuple):
     d_batch: int
     alpha: float
     beta: float
+    out_scale: float
+    activation: int
+    """0 none, 1 relu, 2 gelu, 3 gelu_tanh, 4 silu."""
     raster: int
     """0: the kernel's own choice, 1: tiles along m first, 2: along n first."""
     swizzle: int

@@ -14,7 +14,7 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr Py_ssize_t kCallFields = 24;
+constexpr Py_ssize_t kCallFields = 30;
 
 int64_t integer(py::tuple const &call, Py_ssize_t index) {
   long long const value = PyLong_AsLongLong(PyTuple_GET_ITEM(call.ptr(), index));
@@ -40,7 +40,7 @@ Pointer address(py::tuple const &call, Py_ssize_t index) {
 // The order of gemmsmith.launcher.Call.
 gemmsmith_gemm unpack(py::tuple const &call) {
   if (PyTuple_GET_SIZE(call.ptr()) != kCallFields) {
-    throw std::invalid_argument("a call has 24 fields, see gemmsmith.launcher.Call");
+    throw std::invalid_argument("a call has 30 fields, see gemmsmith.launcher.Call");
   }
   gemmsmith_gemm gemm{};
   gemm.m = integer(call, 0);
@@ -52,21 +52,27 @@ gemmsmith_gemm unpack(py::tuple const &call) {
   gemm.c = address<const void *>(call, 6);
   gemm.bias = address<const void *>(call, 7);
   gemm.d = address<void *>(call, 8);
-  gemm.lda = integer(call, 9);
-  gemm.ldb = integer(call, 10);
-  gemm.ldc = integer(call, 11);
-  gemm.ldd = integer(call, 12);
-  gemm.a_batch = integer(call, 13);
-  gemm.b_batch = integer(call, 14);
-  gemm.c_batch = integer(call, 15);
-  gemm.d_batch = integer(call, 16);
-  gemm.alpha = real(call, 17);
-  gemm.beta = real(call, 18);
-  gemm.raster = static_cast<int32_t>(integer(call, 19));
-  gemm.swizzle = static_cast<int32_t>(integer(call, 20));
-  gemm.splits = static_cast<int32_t>(integer(call, 21));
-  gemm.device = static_cast<int32_t>(integer(call, 22));
-  gemm.sm_count = static_cast<int32_t>(integer(call, 23));
+  gemm.a_scale = address<const float *>(call, 9);
+  gemm.b_scale = address<const float *>(call, 10);
+  gemm.a_zero = address<const int32_t *>(call, 11);
+  gemm.b_sum = address<const int32_t *>(call, 12);
+  gemm.lda = integer(call, 13);
+  gemm.ldb = integer(call, 14);
+  gemm.ldc = integer(call, 15);
+  gemm.ldd = integer(call, 16);
+  gemm.a_batch = integer(call, 17);
+  gemm.b_batch = integer(call, 18);
+  gemm.c_batch = integer(call, 19);
+  gemm.d_batch = integer(call, 20);
+  gemm.alpha = real(call, 21);
+  gemm.beta = real(call, 22);
+  gemm.out_scale = real(call, 23);
+  gemm.activation = static_cast<int32_t>(integer(call, 24));
+  gemm.raster = static_cast<int32_t>(integer(call, 25));
+  gemm.swizzle = static_cast<int32_t>(integer(call, 26));
+  gemm.splits = static_cast<int32_t>(integer(call, 27));
+  gemm.device = static_cast<int32_t>(integer(call, 28));
+  gemm.sm_count = static_cast<int32_t>(integer(call, 29));
   return gemm;
 }
 

@@ -15,9 +15,11 @@ class _Gemm(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("m", "n", "k", "batch")),
         *((name, ctypes.c_void_p) for name in ("a", "b", "c", "bias", "d")),
+        *((name, ctypes.c_void_p) for name in ("a_scale", "b_scale", "a_zero", "b_sum")),
         *((name, ctypes.c_int64) for name in ("lda", "ldb", "ldc", "ldd")),
         *((name, ctypes.c_int64) for name in ("a_batch", "b_batch", "c_batch", "d_batch")),
-        *((name, ctypes.c_float) for name in ("alpha", "beta")),
+        *((name, ctypes.c_float) for name in ("alpha", "beta", "out_scale")),
+        ("activation", ctypes.c_int32),
         *((name, ctypes.c_int32) for name in ("raster", "swizzle", "splits", "device", "sm_count")),
     )
 

@@ -9,21 +9,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GEMMSMITH_ABI_VERSION 1
+#define GEMMSMITH_ABI_VERSION 2
 #define GEMMSMITH_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* One call. Strides count elements. A null bias adds nothing; beta 0 or a null c reads no c. */
+/* One call. Strides count elements. A null bias adds nothing; beta 0 or a null c reads no c.
+ *
+ *   v = alpha * a_scale[m] * b_scale[n] * (sum + a_zero[m] * b_sum[n]) + bias[n]
+ *   d = out_scale * (activation(v) + beta * c)
+ *
+ * with what the kernel has of it; out_scale goes with int8 outputs. b_sum holds the negative sums of
+ * B's columns. Null scales are ones, a null a_zero or b_sum is zero. */
 typedef struct gemmsmith_gemm {
   int64_t m, n, k, batch;
   const void *a, *b, *c, *bias;
   void *d;
+  const float *a_scale, *b_scale; /* (m), (n) */
+  const int32_t *a_zero, *b_sum;  /* (m), (n) */
   int64_t lda, ldb, ldc, ldd;             /* distance of neighbouring rows (row-major) or columns */
   int64_t a_batch, b_batch, c_batch, d_batch; /* distance of neighbouring matrices of the batch */
-  float alpha, beta;
+  float alpha, beta, out_scale;
+  int32_t activation; /* of kernels that leave it to the call: 0 none, 1 relu, 2 gelu, 3 gelu_tanh, 4 silu */
   int32_t raster;   /* 0: the kernel's own choice, 1: tiles along m first, 2: along n first */
   int32_t swizzle;  /* largest tile group of the raster, in tiles; 0: the kernel's own choice */
   int32_t splits;   /* parts of k per tile; 0: the kernel's own choice (stream_k kernels only) */

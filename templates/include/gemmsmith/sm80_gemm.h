@@ -16,6 +16,7 @@
 #include "cutlass/gemm/kernel/default_gemm_universal.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle.h"
 #include "gemmsmith/abi.h"
+#include "gemmsmith/finish.h"
 #include "gemmsmith/status.h"
 
 namespace gemmsmith {

@@ -18,60 +18,108 @@
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "gemmsmith/abi.h"
 #include "gemmsmith/direct_epilogue.h"
+#include "gemmsmith/finish.h"
+#include "gemmsmith/gate_epilogue.h"
 #include "gemmsmith/status.h"
 
 namespace gemmsmith {
 
 struct TmaStore {};    /* epilogue: through shared memory, bulk tensor store */
 struct DirectStore {}; /* epilogue: registers to memory */
+struct GateStore {};   /* epilogue: half as many columns, through strips of shared memory */
 
 template <class Layout>
 using Transposed = cute::conditional_t<cute::is_same_v<Layout, cutlass::layout::RowMajor>,
                                        cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
 
-/* The tree of operations on an accumulator: beta * C + (alpha * acc + bias), less what the kernel
- * leaves out. Bias lies along the device's M where the operands are swapped. */
+/* The tree of operations on an accumulator: finish(acc) + beta * C, less what the kernel leaves out;
+ * finish.h says what it is. Vectors along tokens lie along the device's N where operands are swapped,
+ * those along features along its M. A null vector is all ones (scales) or zeros (bias, zero points).
+ */
 template <class Traits>
 struct Sm90Fusion {
   using ElementD = typename Traits::ElementD;
+  using ElementBias = typename Traits::ElementBias;
   using Compute = typename Traits::ElementCompute;
   using Scalar = cutlass::epilogue::fusion::Sm90ScalarBroadcast<Compute, cute::Stride<cute::_0, cute::_0, int64_t>>;
-  using Accumulator = cutlass::epilogue::fusion::Sm90AccFetch;
-  template <template <class> class Operation, class Output, class... Leaves>
+  template <template <class> class Operation, class Output, class ComputeIn, class... Leaves>
   using Node = cutlass::epilogue::fusion::Sm90EVT<
-      cutlass::epilogue::fusion::Sm90Compute<Operation, Output, Compute, cutlass::FloatRoundStyle::round_to_nearest>,
+      cutlass::epilogue::fusion::Sm90Compute<Operation, Output, ComputeIn, cutlass::FloatRoundStyle::round_to_nearest>,
       Leaves...>;
 
-  using BiasAlongM = cutlass::epilogue::fusion::Sm90ColBroadcast<
-      0, typename Traits::DeviceTile, ElementD, Compute, cute::Stride<cute::_1, cute::_0, int64_t>>;
-  using BiasAlongN = cutlass::epilogue::fusion::Sm90RowBroadcast<
-      0, typename Traits::DeviceTile, ElementD, Compute, cute::Stride<cute::_0, cute::_1, int64_t>>;
-  using Bias = cute::conditional_t<Traits::kSwap, BiasAlongM, BiasAlongN>;
+  template <class Element, class ComputeIn>
+  using AlongM = cutlass::epilogue::fusion::Sm90ColBroadcast<
+      0, typename Traits::DeviceTile, Element, ComputeIn, cute::Stride<cute::_1, cute::_0, int64_t>>;
+  template <class Element, class ComputeIn>
+  using AlongN = cutlass::epilogue::fusion::Sm90RowBroadcast<
+      0, typename Traits::DeviceTile, Element, ComputeIn, cute::Stride<cute::_0, cute::_1, int64_t>>;
+  template <class Element, class ComputeIn = Compute>
+  using OfTokens = cute::conditional_t<Traits::kSwap, AlongN<Element, ComputeIn>, AlongM<Element, ComputeIn>>;
+  template <class Element, class ComputeIn = Compute>
+  using OfFeatures = cute::conditional_t<Traits::kSwap, AlongM<Element, ComputeIn>, AlongN<Element, ComputeIn>>;
 
+  using Accumulator = cutlass::epilogue::fusion::Sm90AccFetch;
+  using Corrected = Node<cutlass::homogeneous_multiply_add, int32_t, int32_t, OfTokens<int32_t, int32_t>,
+                         OfFeatures<int32_t, int32_t>, Accumulator>; /* acc - a_zero * b_sum, see arguments */
+  using Sum = cute::conditional_t<Traits::kZeroPoint, Corrected, Accumulator>;
+
+  static constexpr bool kPlain = Traits::kActivation == Activation::kNone && !Traits::kScaled &&
+                                 !cute::is_same_v<ElementD, int8_t>;
+  template <class Fragment>
+  using FinishFunction = Finish<Traits::kActivation, Traits::kScaled, Traits::kBias,
+                                cute::is_same_v<ElementD, int8_t>, Fragment>;
+
+  using Bias = OfFeatures<ElementBias>;
+  using Scale = float;
   template <class Output>
-  using Scaled = cute::conditional_t<Traits::kBias,
-                                     Node<cutlass::homogeneous_multiply_add, Output, Scalar, Accumulator, Bias>,
-                                     Node<cutlass::multiplies, Output, Scalar, Accumulator>>;
+  using Plain = cute::conditional_t<Traits::kBias,
+                                    Node<cutlass::homogeneous_multiply_add, Output, Compute, Scalar, Sum, Bias>,
+                                    Node<cutlass::multiplies, Output, Compute, Scalar, Sum>>;
+  template <class Output, class... Leaves>
+  using Rich = cute::conditional_t<Traits::kBias, Node<FinishFunction, Output, Compute, Sum, Leaves..., Bias>,
+                                   Node<FinishFunction, Output, Compute, Sum, Leaves...>>;
+  template <class Output>
+  using Finished = cute::conditional_t<
+      kPlain, Plain<Output>,
+      cute::conditional_t<Traits::kScaled, Rich<Output, OfTokens<Scale>, OfFeatures<Scale>>, Rich<Output>>>;
   using Tree = cute::conditional_t<
       Traits::kResidual,
-      Node<cutlass::homogeneous_multiply_add, ElementD, Scalar,
-           cutlass::epilogue::fusion::Sm90SrcFetch<ElementD>, Scaled<Compute>>,
-      Scaled<ElementD>>;
+      Node<cutlass::homogeneous_multiply_add, ElementD, Compute, Scalar,
+           cutlass::epilogue::fusion::Sm90SrcFetch<ElementD>, Finished<Compute>>,
+      Finished<ElementD>>;
+
+  static typename Sum::Arguments sum(gemmsmith_gemm const &call) {
+    if constexpr (Traits::kZeroPoint) { /* b_sum holds the negative sums of B's columns */
+      return {{call.a_zero, 0, {}}, {call.b_sum, 0, {}}, {}, {}};
+    } else {
+      return {};
+    }
+  }
 
   template <class Output>
-  static typename Scaled<Output>::Arguments scaled(gemmsmith_gemm const &call) {
-    if constexpr (Traits::kBias) {
-      return {{{static_cast<Compute>(call.alpha)}}, {}, {static_cast<ElementD const *>(call.bias), ElementD(0), {}}, {}};
+  static typename Finished<Output>::Arguments finished(gemmsmith_gemm const &call) {
+    auto const *bias = static_cast<ElementBias const *>(call.bias);
+    FinishArguments const finish{call.alpha, call.out_scale, static_cast<Activation>(call.activation)};
+    if constexpr (kPlain && Traits::kBias) {
+      return {{{static_cast<Compute>(call.alpha)}}, sum(call), {bias, ElementBias(0), {}}, {}};
+    } else if constexpr (kPlain) {
+      return {{{static_cast<Compute>(call.alpha)}}, sum(call), {}};
+    } else if constexpr (Traits::kScaled && Traits::kBias) {
+      return {sum(call), {call.a_scale, 1.0f, {}}, {call.b_scale, 1.0f, {}}, {bias, ElementBias(0), {}}, finish};
+    } else if constexpr (Traits::kScaled) {
+      return {sum(call), {call.a_scale, 1.0f, {}}, {call.b_scale, 1.0f, {}}, finish};
+    } else if constexpr (Traits::kBias) {
+      return {sum(call), {bias, ElementBias(0), {}}, finish};
     } else {
-      return {{{static_cast<Compute>(call.alpha)}}, {}, {}};
+      return {sum(call), finish};
     }
   }
 
   static typename Tree::Arguments arguments(gemmsmith_gemm const &call) {
     if constexpr (Traits::kResidual) {
-      return {{{static_cast<Compute>(call.beta)}}, {}, scaled<Compute>(call), {}};
+      return {{{static_cast<Compute>(call.beta)}}, {}, finished<Compute>(call), {}};
     } else {
-      return scaled<ElementD>(call);
+      return finished<ElementD>(call);
     }
   }
 };
@@ -96,6 +144,7 @@ struct Sm90Gemm {
   static constexpr bool kPersistent =
       kCooperative || cute::is_same_v<typename Traits::Schedule, cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
   static constexpr bool kDirect = cute::is_same_v<typename Traits::Store, DirectStore>;
+  static constexpr bool kGated = cute::is_same_v<typename Traits::Store, GateStore>;
 
   template <class Store, class = void>
   struct Epilogue {
@@ -107,6 +156,13 @@ struct Sm90Gemm {
         cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
                             cutlass::epilogue::TmaWarpSpecialized>,
         typename Fusion::Tree>::CollectiveOp;
+  };
+  template <class Unused>
+  struct Epilogue<GateStore, Unused> {
+    static constexpr int kWarps = kCooperative ? 8 : 4;
+    using Type = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+        GateEpilogue<typename Traits::ElementBias, ElementD, StrideD, typename Traits::DeviceTile, Traits::kGate,
+                     Traits::kScaled, Traits::kSwap, kWarps>>;
   };
   template <class Unused>
   struct Epilogue<DirectStore, Unused> {
@@ -172,7 +228,14 @@ struct Sm90Operation {
     auto const *c = static_cast<typename Types::ElementD const *>(call.c);
     StrideD const stride_d = stride<StrideD>(call.ldd, call.d_batch);
     StrideD const stride_c = c ? stride<StrideD>(call.ldc, call.c_batch) : stride_d;
-    if constexpr (Types::kDirect) {
+    if constexpr (Types::kGated) {
+      args.epilogue.finish = {call.alpha, call.out_scale, Activation::kNone};
+      args.epilogue.a_scale = call.a_scale;
+      args.epilogue.b_scale = call.b_scale;
+      args.epilogue.bias = static_cast<typename Traits::ElementBias const *>(call.bias);
+      args.epilogue.d = d;
+      args.epilogue.stride_d = stride_d;
+    } else if constexpr (Types::kDirect) {
       using Compute = typename Traits::ElementCompute;
       args.epilogue.alpha = static_cast<Compute>(call.alpha);
       args.epilogue.beta = static_cast<Compute>(call.beta);

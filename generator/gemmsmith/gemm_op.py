@@ -1,0 +1,323 @@
+"""The registered op behind :func:`gemmsmith.gemm`: schema, shapes, CPU and CUDA implementations.
+
+``torch.ops.gemmsmith.gemm_out`` writes to a tensor of the caller's, ``torch.ops.gemmsmith.gemm``
+allocates its result. Both carry what they may run as a string handle (:mod:`gemmsmith.kernelset`);
+the empty one stands for the default kernels of the tensors' GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.execute import run_on_cpu, run_on_cuda
+from gemmsmith.finish import PLAIN, Finish, make_finish
+from gemmsmith.kernelset import output_letter, refuse_misfit, selection
+from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
+from gemmsmith.problem import GemmProblem
+
+_OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
+
+
+@cache
+def written_dtypes(dtype: torch.dtype, kernels: str) -> tuple[torch.dtype, ...]:
+    """Return the output types of the kernels that take ``dtype``, the usual one first."""
+    usual = OUTPUTS.get(dtype, ())
+    if not kernels:
+        return usual
+    specs = selection(kernels).specs
+    written = {_OF_DTYPE[spec.d] for spec in specs if _OF_DTYPE[spec.a] == dtype}
+    return tuple(sorted(written, key=lambda each: (each != usual[0], str(each))))
+
+
+def _output_dtype(a: Tensor, kernels: str, wanted: torch.dtype | None) -> torch.dtype:
+    """Return ``wanted``, or the usual type that the kernels write.
+
+    Raises:
+        ArgumentTypeError: where they do not take ``a`` or do not write ``wanted``.
+    """
+    written = written_dtypes(a.dtype, kernels)
+    if not written:
+        if not kernels:
+            raise ArgumentTypeError(f"a is {a.dtype}; {', '.join(map(_word, OUTPUTS))} are legal")
+        taken = ", ".join(sorted({spec.a.name for spec in selection(kernels).specs}))
+        raise ArgumentTypeError(f"a is {a.dtype}; the named kernels take {taken}")
+    if wanted is not None and wanted not in written:
+        words = ", ".join(map(_word, written))
+        raise ArgumentTypeError(f"out is {wanted}; from {a.dtype} the kernels write {words}")
+    return wanted or written[0]
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_factors(dtype: torch.dtype, alpha: float, beta: float) -> None:
+    if dtype != torch.int32:
+        return
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if not float(factor).is_integer():
+            raise ArgumentError(
+                f"{name} is {factor}: an int32 result takes whole factors; scale into"
+                " out_dtype=torch.bfloat16 or torch.float16"
+            )
+
+
+def new_output(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    kernels: str,
+    out_dtype: torch.dtype | None,
+    gate: str = "none",
+) -> Tensor:
+    dtype = _output_dtype(a, kernels, out_dtype)
+    shape = check(a, b, bias, residual, dtype, gate)
+    if output_letter(kernels, TORCH_DTYPES[a.dtype]) == "r":
+        return torch.empty(shape, dtype=dtype, device=a.device)
+    if b.dim() > 2:
+        transposed = (*shape[:-2], shape[-1], shape[-2])
+        return torch.empty(transposed, dtype=dtype, device=a.device).mT
+    rows = math.prod(shape[:-1])
+    return torch.empty((shape[-1], rows), dtype=dtype, device=a.device).t().view(shape)
+
+
+def _check_out(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    kernels: str,
+    gate: str,
+) -> None:
+    dtype = _output_dtype(a, kernels, out.dtype)
+    shape = check(a, b, bias, residual, dtype, gate)
+    if out.device != a.device:
+        raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
+    if tuple(out.shape) != shape:
+        raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+    activation: str = "none",
+    gate: str = "none",
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
+    a_zero_point: Tensor | None = None,
+    b_sum: Tensor | None = None,
+    out_scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    out = new_output(a, b, bias, residual, kernels, out_dtype, gate)
+    _check_factors(out.dtype, alpha, beta)
+    return out
+
+
+def _fake_out(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+    activation: str = "none",
+    gate: str = "none",
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
+    a_zero_point: Tensor | None = None,
+    b_sum: Tensor | None = None,
+    out_scale: float = 1.0,
+    *,
+    out: Tensor,
+) -> None:
+    _check_out(a, b, bias, residual, out, kernels, gate)
+    _check_factors(out.dtype, alpha, beta)
+
+
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+    activation: str = "none",
+    gate: str = "none",
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
+    a_zero_point: Tensor | None = None,
+    b_sum: Tensor | None = None,
+    out_scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    out = new_output(a, b, bias, residual, kernels, out_dtype, gate)
+    _check_factors(out.dtype, alpha, beta)
+    vectors = (a_scale, b_scale, a_zero_point, b_sum)
+    finish = _finish(a, b, residual, activation, gate, *vectors, out_scale)
+    _run(a, b, bias, residual, alpha, beta, finish, kernels, out)
+    return out
+
+
+def _gemm_out(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernels: str = "",
+    activation: str = "none",
+    gate: str = "none",
+    a_scale: Tensor | None = None,
+    b_scale: Tensor | None = None,
+    a_zero_point: Tensor | None = None,
+    b_sum: Tensor | None = None,
+    out_scale: float = 1.0,
+    *,
+    out: Tensor,
+) -> None:
+    _check_out(a, b, bias, residual, out, kernels, gate)
+    _check_factors(out.dtype, alpha, beta)
+    if out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
+        raise ArgumentError(
+            "out is a or b: a kernel reads them while it writes; pass a third tensor"
+        )
+    vectors = (a_scale, b_scale, a_zero_point, b_sum)
+    finish = _finish(a, b, residual, activation, gate, *vectors, out_scale)
+    _run(a, b, bias, residual, alpha, beta, finish, kernels, out)
+
+
+def problem(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    finish: Finish,
+    kernels: str,
+) -> GemmProblem:
+    """Return what the checked call asks of a kernel."""
+    check(a, b, bias, residual, out.dtype, finish.gate)
+    letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
+    return operands(a, b, bias, residual, out, letter, finish).problem()
+
+
+def _finish(
+    a: Tensor,
+    b: Tensor,
+    residual: Tensor | None,
+    activation: str,
+    gate: str,
+    a_scale: Tensor | None,
+    b_scale: Tensor | None,
+    a_zero_point: Tensor | None,
+    b_sum: Tensor | None,
+    out_scale: float,
+) -> Finish:
+    vectors = (a_scale, b_scale, a_zero_point, b_sum)
+    if (activation, gate, out_scale, *vectors) == _DEFAULTS:
+        return PLAIN
+    if gate != "none" and residual is not None:
+        raise ArgumentError(
+            f"gate {gate} with a residual: add it to what is computed from the gate"
+        )
+    return make_finish(a, b, activation, gate, *vectors, out_scale)
+
+
+_DEFAULTS = ("none", "none", 1.0, None, None, None, None)
+
+
+def _run(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    alpha: float,
+    beta: float,
+    finish: Finish,
+    kernels: str,
+    out: Tensor,
+) -> None:
+    if a.is_cuda:
+        run_on_cuda(a, b, bias, residual, alpha, beta, finish, kernels, out)
+        return
+    if kernels and out.numel() and a.shape[-1]:  # what a GPU would refuse is refused here too
+        used = residual if beta else None
+        refuse_misfit(kernels, problem(a, b, bias, used, out, finish, kernels))
+    run_on_cpu(a, b, bias, residual, alpha, beta, finish, out)
+
+
+def _forward_only(name: str) -> Callable[..., Any]:
+    """Return an op's autograd implementation: refuse a derivative, else go on below autograd."""
+    op = getattr(torch.ops.gemmsmith, name).default
+
+    def refuse_derivative(*args: Any, **kwargs: Any) -> Any:
+        if _derivative_wanted((*args, *kwargs.values())):
+            raise ArgumentError(
+                "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
+                " torch.inference_mode(), or with inputs that do not require grad"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return refuse_derivative
+
+
+def _derivative_wanted(values: tuple[Any, ...]) -> bool:
+    """Whether a backward, a forward-mode or a torch.func derivative of the call would be taken."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() in _DERIVATIVES:
+        return True
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return True
+    return forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+        for tensor in tensors
+    )
+
+
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+
+
+def _register() -> torch.library.Library:
+    """Return the library that owns the ops; they live as long as it does."""
+    library: Any = torch.library.Library("gemmsmith", "DEF")  # type: ignore[no-untyped-call]
+    operands = "Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None"
+    scalars = "float alpha=1.0, float beta=0.0, str kernels=''"
+    words = "str activation='none', str gate='none'"
+    vectors = "Tensor? a_scale=None, Tensor? b_scale=None, Tensor? a_zero_point=None"
+    rest = f"{scalars}, {words}, {vectors}, Tensor? b_sum=None, float out_scale=1.0"
+    tags = (torch.Tag.pt2_compliant_tag,)
+    library.define(f"gemm({operands}, {rest}, ScalarType? out_dtype=None) -> Tensor", tags=tags)
+    library.define(f"gemm_out({operands}, {rest}, *, Tensor(a!) out) -> ()", tags=tags)
+    for device in ("CPU", "CUDA"):
+        library.impl("gemm", _gemm, device)
+        library.impl("gemm_out", _gemm_out, device)
+    for name in ("gemm", "gemm_out"):
+        library.impl(name, _forward_only(name), "Autograd")
+    torch.library.register_fake("gemmsmith::gemm", _fake, lib=library)
+    torch.library.register_fake("gemmsmith::gemm_out", _fake_out, lib=library)
+    registered: torch.library.Library = library
+    return registered
+
+
+_library = _register()
