@@ -66,6 +66,14 @@ def kernels(request: pytest.FixtureRequest) -> KernelSet:
     return loaded
 
 
+def unit(spec) -> int:  # type: ignore[no-untyped-def]
+    """Return what every size and stride of a call must be a multiple of: 16 B of its smallest type.
+
+    Sizes are odd multiples of it.
+    """
+    return 16 if spec.a.name == "int8" else 8
+
+
 def factors(spec) -> tuple[float, float]:  # type: ignore[no-untyped-def]
     """Return an alpha and a beta that the kernel takes: whole ones for int32."""
     return (3.0, -2.0) if spec.d.name == "int32" else (2.0, -0.5)
@@ -181,11 +189,11 @@ def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated(kernels: Kernel
 
 
 def test_residual_alpha_beta_and_bias(kernels: KernelSet) -> None:
-    m, n, k = 200, 1000, 712
     tested = 0
     for name in kernels.names:
         kernel = kernels[name]
         spec = kernel.spec
+        m, n, k = (each * unit(spec) for each in (25, 125, 89))
         if not spec.residual:
             continue
         dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
@@ -212,10 +220,10 @@ def test_residual_alpha_beta_and_bias(kernels: KernelSet) -> None:
 
 
 def test_alpha_scales_the_product_and_not_the_bias(kernels: KernelSet) -> None:
-    m, n, k = 200, 1000, 712
     for name in kernels.names:
         kernel = kernels[name]
         spec = kernel.spec
+        m, n, k = (each * unit(spec) for each in (25, 125, 89))
         dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
         a = matrix(m, k, spec.layout[0], small_integers(m, k, dtype=dtype, device="cuda", most=1))
         b = matrix(k, n, spec.layout[1], small_integers(k, n, dtype=dtype, device="cuda", most=1))
@@ -244,38 +252,42 @@ def epilogues(spec, c, bias):  # type: ignore[no-untyped-def]
 
 def test_rows_or_columns_may_lie_apart(kernels: KernelSet) -> None:
     """A, B, residual and D have a leading dimension of their own each; the gaps stay untouched."""
-    m, n, k = 200, 264, 136
     for name in kernels.names:
         kernel = kernels[name]
         spec = kernel.spec
+        step = unit(spec)
+        m, n, k = 25 * step, 33 * step, 17 * step
         dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
         a = small_integers(m, k, dtype=dtype, device="cuda", most=1)
         b = small_integers(k, n, dtype=dtype, device="cuda", most=1)
         c = small_integers(m, n, dtype=out_dtype, device="cuda")
         bias = small_integers(n, dtype=out_dtype, device="cuda")
-        a, b = padded(a, spec.layout[0], 24), padded(b, spec.layout[1], 40)
-        c = padded(c, spec.layout[2], 16)
+        a, b = padded(a, spec.layout[0], 3 * step), padded(b, spec.layout[1], 5 * step)
+        c = padded(c, spec.layout[2], 2 * step)
         for extra, added in epilogues(spec, c, bias):
             exact = a.double() @ b.double() + added
-            result = run_twice(kernel, a, b, spec.layout[2], out_dtype, padding=8, **extra)
+            result = run_twice(kernel, a, b, spec.layout[2], out_dtype, padding=step, **extra)
             assert torch.equal(result, rounded(exact, out_dtype)), f"{name}, {sorted(extra)}"
 
 
 def test_a_batch_of_three(kernels: KernelSet) -> None:
     """Each product has its own A, B and residual; the bias is one for all."""
-    m, n, k = 136, 200, 264
     for name in kernels.names:
         kernel = kernels[name]
         spec = kernel.spec
+        step = unit(spec)
+        m, n, k = 17 * step, 25 * step, 33 * step
         dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
         a = small_integers(3, m, k, dtype=dtype, device="cuda", most=1)
         b = small_integers(3, k, n, dtype=dtype, device="cuda", most=1)
-        c = padded(small_integers(3, m, n, dtype=out_dtype, device="cuda"), spec.layout[2], 16)
+        c = padded(
+            small_integers(3, m, n, dtype=out_dtype, device="cuda"), spec.layout[2], 2 * step
+        )
         bias = small_integers(n, dtype=out_dtype, device="cuda")
-        a, b = padded(a, spec.layout[0], 0), padded(b, spec.layout[1], 8)
+        a, b = padded(a, spec.layout[0], 0), padded(b, spec.layout[1], step)
         for extra, added in epilogues(spec, c, bias):
             exact = a.double() @ b.double() + added
-            for padding in (0, 8):
+            for padding in (0, step):
                 result = run_twice(kernel, a, b, spec.layout[2], out_dtype, padding, **extra)
                 assert torch.equal(result, rounded(exact, out_dtype)), f"{name}, {sorted(extra)}"
 
