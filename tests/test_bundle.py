@@ -24,6 +24,7 @@ from gemmsmith.dtypes import BF16
 from gemmsmith.errors import BundleError, GemmsmithError, LaunchError
 from gemmsmith.kernelset import DeviceFacts, Plan, load
 from gemmsmith.launcher import launcher
+from gemmsmith.launcher.abi import abi_version
 from gemmsmith.problem import GemmProblem
 
 H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)
@@ -70,7 +71,7 @@ def test_the_manifest_tells_what_each_file_and_kernel_is(bundle: Path) -> None:
     for name, recorded in values["files"].items():
         data = (bundle / name).read_bytes()
         assert recorded == {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    assert (values["format"], values["abi"], values["host"]) == (1, 1, _machine())
+    assert (values["format"], values["abi"], values["host"]) == (1, abi_version(), _machine())
     assert [kernel["name"] for kernel in values["kernels"]] == [
         ampere(64).name,
         ampere(128).name,
@@ -205,7 +206,10 @@ def _spec(**changes: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "words"),
     [
         (_set(host="aarch64"), "its libraries load on aarch64 machines, this is x86_64: export it"),
-        (_set(abi=7, gemmsmith="9.9"), "speak version 7 of the C interface, gemmsmith .* speaks 1"),
+        (
+            _set(abi=7, gemmsmith="9.9"),
+            f"speak version 7 of the C interface, gemmsmith .* speaks {abi_version()}",
+        ),
         (_set(needs={"GLIBC": "99.1"}), r"it needs glibc 99\.1, here is 2\.\d+: export it on a"),
         (
             _set(format=2, gemmsmith="9.9"),

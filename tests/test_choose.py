@@ -207,3 +207,15 @@ def test_an_odd_vocabulary_has_a_default_kernel(arch: Architecture) -> None:
     for m in (1, 8, 64, 4096):
         call = problem(m, 50257, 768, d_align=2)
         assert choose(defaults(arch), call, SMS[arch.name]) is not None, m
+
+
+def test_what_a_kernel_can_do_beside_the_call_makes_it_the_second_choice() -> None:
+    plain = KernelSpec(arch=SM_90A, tile=Tile(128, 128, 64), schedule="cooperative")
+    able = dataclasses.replace(plain, activation="any")
+    problem = GemmProblem(m=2048, n=4096, k=4096, a=BF16, b=BF16, d=BF16)
+    chosen = choose([able, plain], problem, 132)
+    assert chosen is not None
+    assert chosen.spec is plain
+    chosen = choose([able, plain], dataclasses.replace(problem, activation="silu"), 132)
+    assert chosen is not None
+    assert chosen.spec is able

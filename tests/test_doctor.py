@@ -230,12 +230,12 @@ def test_a_cache_that_cannot_be_written(
 
 
 def test_more_jobs_than_memory_holds(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "free_memory", lambda: 14_000_000_000)
+    monkeypatch.setattr(storage, "free_memory", lambda: 18_000_000_000)
     monkeypatch.setenv("MAX_JOBS", "2")
     assert found("jobs").status == "ok"
     monkeypatch.setenv("MAX_JOBS", "8")
     assert found("jobs").status == "warning"
-    assert "14.0 GB" in found("jobs").found
+    assert "18.0 GB" in found("jobs").found
     assert found("jobs").fix == "lower MAX_JOBS"
 
 

@@ -111,7 +111,7 @@ class FakeDriver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = nvml.Nvml(FakeDriver(((9, 0), 16896), ((8, 0), 6912), ((7, 0), 5120)))
+    library = nvml.Nvml(FakeDriver(((9, 0), 16896), ((8, 0), 6912), ((6, 1), 3840)))
     monkeypatch.setattr(nvml, "_open", lambda: (library, ""))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -146,7 +146,7 @@ def test_detects_the_first_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert nvml.detect_architecture().name == "sm_80"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    with pytest.raises(UnknownArchitectureError, match=r"7\.0"):
+    with pytest.raises(UnknownArchitectureError, match=r"6\.1"):
         nvml.detect_architecture()
 
 

@@ -51,6 +51,7 @@ POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the ot
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
+SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves at its identity
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
 SHARPNESS = 7.5  # how nearly the tightest limit alone decides (a p-norm's p)
 
@@ -119,7 +120,7 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
         depth * (tile.m + tile.n) / INGEST_PER_SM,
     )
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
-    unique = depth * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.n
+    unique = depth * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.columns
     delivered = count * depth * (tile.m + tile.n)
     limits = (
         rounds * main_loop,
@@ -136,7 +137,18 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
     total = busy + exposed + (REDUCTION if split else 0.0)
     if spec.store == "direct":
         total += DIRECT_STORE * area * rounds
-    return total * (SPARE_RESIDUAL if spec.residual and not problem.residual else 1.0)
+    return total * _spare(spec, problem)
+
+
+def _spare(spec: KernelSpec, problem: GemmProblem) -> float:
+    """What a call pays for what the kernel could do and it does not ask for."""
+    spare = SPARE_RESIDUAL if spec.residual and not problem.residual else 1.0
+    features = (
+        (spec.activation != "none", problem.activation != "none"),
+        (spec.scaled, problem.scaled),
+        (spec.zero_point, problem.zero_point),
+    )
+    return spare * math.prod(SPARE_NODE for has, asked in features if has and not asked)
 
 
 def _up(value: int, step: int) -> int:

@@ -13,7 +13,7 @@ from gemmsmith import nn
 from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.dtypes import INT8, DType
 from gemmsmith.errors import ArgumentTypeError, NoDeviceError, UnknownArchitectureError
-from gemmsmith.fit import misfit
+from gemmsmith.fit import misfits
 from gemmsmith.kernelset import default_kernels, output_letter
 from gemmsmith.nvml import devices
 from gemmsmith.operands import TORCH_DTYPES
@@ -226,7 +226,7 @@ def _why_none_takes(
             d_align=alignment_of((n if letter == "r" else m) * dtype.bytes),
             bias=bias,
         )
-        reasons = [misfit(spec, problem) for spec in alike or specs]
-        if all(reasons):
-            return "; ".join(dict.fromkeys(reasons)) or "the set has no kernels"
+        reasons = misfits(alike or specs, problem)
+        if reasons or not specs:
+            return "; ".join(reasons) or "the set has no kernels"
     return ""

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemmsmith.dtypes import INT8
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 
 MOST_BLOCKS_YZ = 65_535  # of a grid's second and third dimension
 MOST_INT8_PRODUCTS = (2**31 - 1) // 128**2
+
+
+def misfits(specs: Iterable[KernelSpec], problem: GemmProblem) -> list[str]:
+    """Return why no kernel of ``specs`` takes the call, each reason once; empty where one does.
+
+    Where some compute what is asked for, the reasons are theirs alone.
+    """
+    every = list(specs)
+    same = [spec for spec in every if not _another_product(spec, problem)]
+    reasons = {misfit(spec, problem) for spec in same or every}
+    return [] if "" in reasons else sorted(reasons)
+
+
+def _another_product(spec: KernelSpec, problem: GemmProblem) -> bool:
+    types = (problem.a, problem.b, problem.d) != (spec.a, spec.b, spec.d)
+    return types or spec.gate != problem.gate
 
 
 def misfit(spec: KernelSpec, problem: GemmProblem) -> str:

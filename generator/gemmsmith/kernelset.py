@@ -15,7 +15,7 @@ from gemmsmith.choose import Choice, Tuning, choose
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import LaunchError, NoKernelError
-from gemmsmith.fit import misfit
+from gemmsmith.fit import misfit, misfits
 from gemmsmith.launcher import Kernel
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.problem import GemmProblem
@@ -96,10 +96,10 @@ def output_letter(handle: str, a: DType) -> str:
 def refuse_misfit(handle: str, problem: GemmProblem) -> None:
     """Raise NoKernelError where nothing that ``handle`` stands for takes ``problem``."""
     specs = selection(handle).specs
-    reasons = [misfit(spec, problem) for spec in specs]
-    if all(reasons):
+    reasons = misfits(specs, problem)
+    if reasons:
         names = specs[0].name if len(specs) == 1 else "no kernel of the set fits"
-        raise NoKernelError(f"{names}: {'; '.join(sorted(set(reasons)))}")
+        raise NoKernelError(f"{names}: {'; '.join(reasons)}")
 
 
 def load(path: str | Path, arch: str = "auto", run_on: str = "") -> KernelSet:
@@ -225,7 +225,7 @@ class KernelSet:
         chosen = choose(ready, problem, device.sm_count)
         if chosen is not None:
             return _plan(chosen, ready)
-        reasons = sorted({misfit(spec, problem) for spec in ready})
+        reasons = misfits(ready, problem)
         if self._torch_may_run:
             return "; ".join(reasons) or self._no_default()
         if not ready:
