@@ -167,9 +167,19 @@ kernels:
         (
             "sm_80",
             (13,),
-            "stages: 50 is outside 2 to 16: loads overlap with math from 2 buffers on",
+            (
+                "stages: 50 is outside 2 to 16: loads overlap with math from 2 buffers on;"
+                " set stages: 16"
+            ),
         ),
-        ("sm_89", (7,), "stages: 40 is outside 2 to 16: loads overlap with math from 2 buffers on"),
+        (
+            "sm_89",
+            (7,),
+            (
+                "stages: 40 is outside 2 to 16: loads overlap with math from 2 buffers on;"
+                " set stages: 16"
+            ),
+        ),
     ]
 
 

@@ -122,14 +122,33 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
             {"scheduler": "stream_k", "store": "direct"},
             "scheduler: stream_k is built with store tma only; set store: tma",
         ),
-        (HOPPER, {"tile": Tile(0, 256, 64)}, "tile: [0, 256, 64] holds a number below 1"),
-        (HOPPER, {"cluster": Cluster(0, 1)}, "cluster: [0, 1] holds a number below 1"),
-        (AMPERE, {"warp": Tile(64, -64, 32)}, "warp: [64, -64, 32] holds a number below 1"),
-        (HOPPER, {"alignment": Alignment(8, 8, 0)}, "alignment: [8, 8, 0] holds a number below 1"),
+        (
+            HOPPER,
+            {"tile": Tile(0, 256, 64)},
+            "tile: [0, 256, 64] holds a number below 1; write numbers from 1 up",
+        ),
+        (
+            HOPPER,
+            {"cluster": Cluster(0, 1)},
+            "cluster: [0, 1] holds a number below 1; set cluster: [1, 1]",
+        ),
+        (
+            AMPERE,
+            {"warp": Tile(64, -64, 32)},
+            "warp: [64, -64, 32] holds a number below 1; write numbers from 1 up",
+        ),
+        (
+            HOPPER,
+            {"alignment": Alignment(8, 8, 0)},
+            "alignment: [8, 8, 0] holds a number below 1; write numbers from 1 up",
+        ),
         (
             AMPERE,
             {"stages": 1},
-            "stages: 1 is outside 2 to 16: loads overlap with math from 2 buffers on",
+            (
+                "stages: 1 is outside 2 to 16: loads overlap with math from 2 buffers on;"
+                " set stages: 2"
+            ),
         ),
         (
             AMPERE,
@@ -144,7 +163,10 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         (
             AMPERE,
             {"tile": Tile(256, 128, 32), "warp": Tile(128, 64, 32)},
-            "warp: warp 128x64 keeps 256 accumulator registers a thread, 128 fit",
+            (
+                "warp: warp 128x64 keeps 256 accumulator registers a thread, 128 fit;"
+                " set warp: [64, 64, 32]"
+            ),
         ),
         (
             AMPERE,
@@ -162,7 +184,22 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         (
             AMPERE,
             {"tile": Tile(64, 64, 32)},
-            "warp: 1 warps in a block; 2 to 16 have a template; change warp or tile",
+            "warp: 1 warps in a block; 2 to 16 have a template; set warp: [64, 32, 32]",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(256, 128, 32), "warp": Tile(32, 32, 32)},
+            "warp: 32 warps in a block; 2 to 16 have a template; set warp: [64, 64, 32]",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(32, 32, 32), "warp": Tile(32, 32, 32)},
+            "warp: 1 warps in a block; 2 to 16 have a template; choose a larger tile",
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(512, 512, 32), "stages": 2},
+            "warp: 64 warps in a block; 2 to 16 have a template; choose a smaller tile",
         ),
         (
             HOPPER,

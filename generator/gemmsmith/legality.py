@@ -130,12 +130,18 @@ def _positive(spec: KernelSpec) -> Iterator[Objection]:
         sizes["warp"] = spec.warp
     for key, values in sizes.items():
         if min(values) < 1:
-            yield Objection(key=key, reason=f"{list(values)} holds a number below 1")
+            least = [max(1, value) for value in values]
+            yield Objection(
+                key=key,
+                reason=f"{list(values)} holds a number below 1",
+                fix=f"set cluster: {least}" if key == "cluster" else "write numbers from 1 up",
+            )
     if spec.stages is not None and not 2 <= spec.stages <= MAX_STAGES:
         yield Objection(
             key="stages",
             reason=f"{spec.stages} is outside 2 to {MAX_STAGES}:"
             " loads overlap with math from 2 buffers on",
+            fix=f"set stages: {min(max(spec.stages, 2), MAX_STAGES)}",
         )
 
 

@@ -69,7 +69,7 @@ def _warp_tiles(spec: KernelSpec, warp: Tile) -> Iterator[Objection]:
         yield Objection(
             key="warp",
             reason=f"{warps} warps in a block; 2 to 16 have a template",
-            fix="change warp or tile",
+            fix=_other_warp(tile, few=warps < 2),
         )
     registers = accumulator_registers(spec)
     if registers > ACCUMULATORS_PER_THREAD:
@@ -77,7 +77,18 @@ def _warp_tiles(spec: KernelSpec, warp: Tile) -> Iterator[Objection]:
             key="warp",
             reason=f"warp {warp.m}x{warp.n} keeps {registers} accumulator registers a thread,"
             f" {ACCUMULATORS_PER_THREAD} fit",
+            fix=f"set warp: {[min(warp.m, 64), min(warp.n, 64), warp.k]}",
         )
+
+
+def _other_warp(tile: Tile, *, few: bool) -> str:
+    """Offer a warp tile that parts ``tile`` among 2 to 16 warps, the largest there is."""
+    for m in reversed(WARP_SIZES):
+        for n in reversed(WARP_SIZES):
+            whole = tile.m % m == 0 and tile.n % n == 0
+            if whole and 2 <= (tile.m // m) * (tile.n // n) <= 16:
+                return f"set warp: {[m, n, tile.k]}"
+    return "choose a larger tile" if few else "choose a smaller tile"
 
 
 def _depths(spec: KernelSpec) -> tuple[int, ...]:
