@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from fakes import ampere, hopper
-from gemmsmith.arch import Schedule, portable
+from gemmsmith.arch import ARCHITECTURES, Schedule, portable
 from gemmsmith.card import Card
 from gemmsmith.dtypes import FP16
 from gemmsmith.plan import LARGEST_GROUP, makespan, plan
-from gemmsmith.spec import Tile
+from gemmsmith.spec import Alignment, Tile
 
 AMPERE = [ampere(n, m) for n in (64, 128, 256) for m in (64, 128)]
 HOPPER = [hopper(n) for n in (32, 64, 96, 128, 160, 192)]
@@ -28,6 +28,17 @@ def test_each_kernel_once_and_only_kin_together(jobs: int) -> None:
         assert len({spec.arch.name for spec in group.specs}) == 1
     seconds = [group.seconds for group in groups]
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_kernels_of_every_store_have_a_time() -> None:
+    """One that is not known would end the build of gated kernels before it begins."""
+    gated = dataclasses.replace(hopper(), store="strip", gate="silu")
+    direct = dataclasses.replace(hopper(), store="direct", alignment=Alignment(8, 8, 1))
+    specs = [ampere(), hopper(), direct, gated]
+    assert {spec.store for spec in specs} == {
+        store for row in ARCHITECTURES for store in row.stores
+    }
+    assert all(group.seconds > 0 for group in plan(specs, 4))
 
 
 def test_few_jobs_share_headers_and_many_jobs_split() -> None:
