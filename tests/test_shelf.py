@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,45 @@ def test_defaults_go_on_with_what_is_built_and_try_once(
 def test_without_any_default_kernel_torch_takes_the_call(world: World) -> None:
     world.outcome = [ToolchainError("there is no nvcc")]
     assert default_set(world).plan(CALL, H200) == "no default kernel for sm_90a is built"
+
+
+def test_a_first_call_builds_the_kernels_of_its_kind_alone(world: World) -> None:
+    """A bf16 call does not wait for int8 or gated kernels to be compiled."""
+    gated = replace(SPECS[0], gate="silu", store="strip")
+    able = replace(SPECS[0], activation="any")
+    world.outcome = [ToolchainError("there is no nvcc")]
+    asked: list[set[KernelSpec]] = []
+
+    class Asked(World):
+        def build(self, specs: Any, **_: Any) -> BuildReport:
+            asked.append(set(specs))
+            return super().build(specs)
+
+    noting = Asked()
+    noting.outcome = world.outcome
+    kernels = KernelSet(
+        (*SPECS, gated, able),
+        arch=SM_90A,
+        source="d",
+        build_on_use=True,
+        torch_may_run=True,
+        supply=noting,
+    )
+    kernels.plan(CALL, H200)
+    assert asked[0] == set(SPECS)
+    kernels.plan(replace(CALL, gate="silu"), H200)
+    assert asked[-1] == {gated}
+    odd = replace(CALL, n=513, d_align=2)
+    assert "N=513 is not a multiple of 8" in str(kernels.plan(odd, H200))
+
+
+def test_a_kernel_of_any_activation_takes_a_call_without_one(world: World) -> None:
+    able = replace(SPECS[0], activation="any")
+    world.built = {able}
+    kernels = KernelSet([able], arch=SM_90A, source="my.yaml", supply=world)
+    plan = kernels.plan(CALL, H200)
+    assert not isinstance(plan, str)
+    assert plan.spec == able
 
 
 def test_a_set_of_the_user_is_never_built_unasked(world: World) -> None:

@@ -160,7 +160,13 @@ class KernelSet:
         self._by_name = {spec.name: spec for spec in self.specs}
         self._torch_may_run = torch_may_run
         self.supply = supply or Compiled(source)
-        self._shelf = Shelf(self.specs, self.supply, build_on_use=build_on_use)
+        self._of_kind: dict[Kind, list[KernelSpec]] = {}
+        for spec in self.specs:
+            self._of_kind.setdefault(_kind(spec), []).append(spec)
+        self._shelves = {
+            kind: Shelf(alike, self.supply, build_on_use=build_on_use)
+            for kind, alike in self._of_kind.items()
+        }
         self._exact: dict[str, ExactKernel] = {}
         self.handle = register(self, "set")
 
@@ -180,7 +186,8 @@ class KernelSet:
             ToolchainError: where something is missing and there is no compiler.
         """
         report = self.supply.build(self.specs, jobs=jobs, progress=progress)
-        self._shelf.look_again()
+        for shelf in self._shelves.values():
+            shelf.look_again()
         self.handle = register(self, "set")  # choices made among fewer kernels are of the old one
         report.raise_if_failed()
         return report
@@ -221,16 +228,23 @@ class KernelSet:
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it."""
         _check_device(self.arch, device)
-        ready = self._shelf.kernels()
-        chosen = choose(ready, problem, device.sm_count)
-        if chosen is not None:
-            return _plan(chosen, ready)
-        reasons = misfits(ready, problem)
+        ready: dict[KernelSpec, Kernel] = {}
+        for kind in _kinds(problem):
+            fitting = [spec for spec in self._of_kind.get(kind, ()) if not misfit(spec, problem)]
+            if not fitting:
+                continue  # and nothing is built for it
+            loaded = self._shelves[kind].kernels()
+            ready |= loaded
+            chosen = choose([spec for spec in fitting if spec in loaded], problem, device.sm_count)
+            if chosen is not None:
+                return _plan(chosen, ready)
+        reasons = misfits(self.specs, problem)
         if self._torch_may_run:
             return "; ".join(reasons) or self._no_default()
-        if not ready:
+        if not reasons:
+            which = "no kernel" if not ready else "no kernel that fits"
             advice = self.supply.how_to_get(self.specs)
-            raise NoKernelError(f"no kernel of {self.source} is built: {advice}")
+            raise NoKernelError(f"{which} of {self.source} is built: {advice}")
         raise NoKernelError(f"no kernel of {self.source} fits: {'; '.join(reasons)}")
 
     def _no_default(self) -> str:
@@ -245,13 +259,28 @@ class KernelSet:
         Raises:
             NoKernelError: where it is not built.
         """
-        ready = self._shelf.kernels()
+        shelf = self._shelves[_kind(spec)]
+        ready = shelf.kernels()
         if spec not in ready:
-            self._shelf.look_again()  # another process may have built it
-            ready = self._shelf.kernels()
+            shelf.look_again()  # another process may have built it
+            ready = shelf.kernels()
         if spec not in ready:
             raise NoKernelError(f"{spec.name} is not built: {self.supply.how_to_get([spec])}")
         return ready[spec]
+
+
+Kind = tuple[DType, DType, str, bool]
+
+
+def _kind(of: KernelSpec | GemmProblem) -> Kind:
+    """What kernels have in common that a first call builds together."""
+    return (of.a, of.d, of.gate, of.activation != "none")
+
+
+def _kinds(problem: GemmProblem) -> tuple[Kind, ...]:
+    """The kinds that can take a call, the plainer one first."""
+    kind = _kind(problem)
+    return (kind,) if kind[3] else (kind, (*kind[:3], True))
 
 
 class ExactKernel:
