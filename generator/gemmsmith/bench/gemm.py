@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +11,17 @@ from typing import Protocol
 import torch
 
 import gemmsmith
-from gemmsmith import nvml
 from gemmsmith.bench import peers
+from gemmsmith.bench.environment import environment_here
 from gemmsmith.bench.graphs import Arm
 from gemmsmith.bench.measure import (
     SelfTest,
     compare,
-    copy_bandwidth,
-    matmul_peak,
     require_gpu,
     self_test,
 )
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
-from gemmsmith.bench.report import OURS, TORCH, BenchReport, BenchRow, Environment
+from gemmsmith.bench.report import OURS, TORCH, BenchReport, BenchRow
 from gemmsmith.bench.report_text import row_line
 from gemmsmith.bench.rounds import Policy
 from gemmsmith.dtypes import BF16, FP16, DType, parse_dtype
@@ -224,7 +220,7 @@ def _last_kernel() -> tuple[str, str]:
 
 
 def run_bench(
-    model: str,
+    model: str | Sequence[str],
     *,
     dtype: str | None = None,
     m: Sequence[int] | None = None,
@@ -238,7 +234,7 @@ def run_bench(
     """Return the measured shapes of a model; see :mod:`gemmsmith.bench.report_text` for its tables.
 
     Args:
-        model: Name of a model of ``configs/models``, or a path to such a file.
+        model: Name of a model of ``configs/models``, or a path to such a file; or several.
         dtype: ``bf16`` or ``fp16``; None: bf16, and fp16 at four spots.
         m: Tokens at a time; None: :data:`DEFAULT_M`.
         all_kernels: Whether every fitting kernel gets an arm of its own.
@@ -254,10 +250,12 @@ def run_bench(
         NoDeviceError: where there is no GPU.
         CompileError, ToolchainError: where a kernel is missing and cannot be built.
     """
-    cases = plan_cases(load_model(model), dtype=_dtype(dtype), m=_tokens(m))
+    models = [load_model(name) for name in ([model] if isinstance(model, str) else model)]
+    wanted, tokens = _dtype(dtype), checked_tokens(m)
+    cases = [case for each in models for case in plan_cases(each, dtype=wanted, m=tokens)]
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-    environment = _environment()
+    environment = environment_here()
     own = None if kernels is None else gemmsmith.load(kernels)
     used = own or default_kernels(detect_architecture().name)
     used.build(progress=building)
@@ -285,42 +283,12 @@ def _dtype(word: str | None) -> DType | None:
     return dtype
 
 
-def _tokens(m: Sequence[int] | None) -> Sequence[int] | None:
+def checked_tokens(m: Sequence[int] | None) -> Sequence[int] | None:
+    """Return ``m``.
+
+    Raises:
+        MeasureError: where it holds no number of tokens.
+    """
     if m is not None and (not m or min(m) < 1):
         raise MeasureError(f"m {list(m)} cannot be measured; give numbers of tokens from 1 up")
     return m
-
-
-def _environment() -> Environment:
-    require_gpu()
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    found = nvml.devices()
-    return Environment(
-        gpu=properties.name,
-        sm_count=properties.multi_processor_count,
-        driver=found[0].driver if found else "unknown",
-        torch=str(torch.__version__),
-        cuda=str(torch.version.cuda),
-        cutlass=importlib.metadata.version("nvidia-cutlass"),
-        gemmsmith=gemmsmith.__version__,
-        commit=_commit(Path(gemmsmith.__file__).resolve().parents[2]),
-        copy_gbs=copy_bandwidth(),
-        matmul_tflops=matmul_peak(),
-    )
-
-
-def _commit(root: Path) -> str:
-    """Return the checkout's commit, ``+`` behind it where files are changed; empty for none."""
-    if not (root / ".git").exists():
-        return ""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(root), *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain") else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from gemmsmith.bench.report import BenchReport, BenchRow, summaries
+from gemmsmith.bench.rounds import Comparison
+
+
+class Timed(Protocol):
+    """What was measured at one shape."""
+
+    @property
+    def comparison(self) -> Comparison: ...
 
 
 def full_report(report: BenchReport) -> str:
@@ -61,7 +70,7 @@ def row_line(row: BenchRow) -> str:
     )
 
 
-def power_line(rows: Sequence[BenchRow]) -> str:
+def power_line(rows: Sequence[Timed]) -> str:
     """Return the range of clocks, power and temperature that the GPU had during the run."""
     readings = [reading for row in rows for reading in row.comparison.readings]
     columns: dict[str, Sequence[float | None]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,9 +71,21 @@ def run(
 def bench(
     source: Source = None,
     model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Model whose GEMM shapes are measured.")
-    ] = "llama3-8b",
-    dtype: Dtype = None,
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Model whose GEMM shapes are measured; repeatable; by default llama3-8b.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp16|bf16|int8",
+            help="Element type; int8 with scales, beside torch._int_mm and our own bf16.",
+            show_default=False,
+        ),
+    ] = None,
     m: Annotated[
         list[int] | None,
         typer.Option(
@@ -84,7 +95,12 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time for each shape.")] = 1.5,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="Time for each shape; by default 1.5, for int8 0.7.", show_default=False
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -106,38 +122,27 @@ def bench(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time gemmsmith beside torch's F.linear on a model's shapes. Needs a GPU.
+    """Time gemmsmith beside torch on a model's shapes. Needs a GPU.
 
     Ends with 1 where a result is wrong.
     """
-    from gemmsmith.bench.gemm import run_bench, self_test
-    from gemmsmith.bench.report_text import compact_report, full_report
-    from gemmsmith.progress import ConsoleProgress
+    from gemmsmith.cli.measuring import Measurement, print_measured, print_self_test
 
     if check_harness:
-        tested = self_test()
-        if as_json:
-            print_json({**asdict(tested), "passed": tested.passed})
-        else:
-            typer.echo(str(tested))
-        raise typer.Exit(0 if tested.passed else 1)
-    report = run_bench(
-        model,
+        print_self_test(as_json=as_json)
+        return
+    asked = Measurement(
+        source=source,
+        models=tuple(model or ("llama3-8b",)),
         dtype=dtype,
-        m=m or None,
+        m=tuple(m) if m else None,
+        seconds=seconds,
+        output=output,
         all_kernels=all_kernels,
-        json_path=output,
-        seconds_per_shape=seconds,
-        kernels=source,
-        progress=lambda line: typer.echo(line, err=True),
-        building=ConsoleProgress(),
+        compact=compact,
+        as_json=as_json,
     )
-    if as_json:
-        print_json(report.as_json())
-    else:
-        typer.echo(compact_report(report) if compact else full_report(report))
-    if report.wrong:
-        raise typer.Exit(1)
+    print_measured(asked)
 
 
 def demo(
