@@ -21,8 +21,8 @@ from gemmsmith.lookup import build_command, identities_of, stock
 from gemmsmith.plan import Group, makespan, plan
 from gemmsmith.progress import Progress, Silent
 from gemmsmith.render import render
+from gemmsmith.rowspec import AnySpec
 from gemmsmith.settings import settings
-from gemmsmith.spec import KernelSpec
 from gemmsmith.toolchain import Toolchain, warn_of_refused_choice
 from gemmsmith.toolchains import Toolchains, find_toolchains
 from gemmsmith.torch_cuda import warn_of_mismatch
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class BuiltKernel:
     """A kernel that is ready to be loaded."""
 
-    spec: KernelSpec
+    spec: AnySpec
     library: Path
     """Shared library that holds it, perhaps among others."""
     card: Card = field(repr=False)
@@ -58,7 +58,7 @@ class BuiltKernel:
 class FailedKernel:
     """A kernel that could not be built."""
 
-    spec: KernelSpec
+    spec: AnySpec
     error: GemmsmithError
 
 
@@ -85,7 +85,7 @@ class BuildReport:
 
 
 def build(
-    specs: Sequence[KernelSpec],
+    specs: Sequence[AnySpec],
     *,
     toolchain: Toolchain | None = None,
     jobs: int | None = None,
@@ -116,14 +116,14 @@ def build(
     cache = places.cache
     identities = identities_of(wanted, toolchains)
     found = {spec: places.find(identities[spec]) for spec in wanted}
-    built: dict[KernelSpec, BuiltKernel] = {
+    built: dict[AnySpec, BuiltKernel] = {
         spec: _ready(spec, kernel, cached=True)
         for spec, kernel in found.items()
         if kernel is not None
     }
     if built and toolchains.refusal is not None:
         warn_of_refused_choice(toolchains.refusal)
-    failed: dict[KernelSpec, GemmsmithError] = {}
+    failed: dict[AnySpec, GemmsmithError] = {}
     missing = [spec for spec in wanted if spec not in built]
     if missing and settings().never_compile:
         failed = {
@@ -153,15 +153,15 @@ def build(
 
 
 def _compilers(
-    specs: Sequence[KernelSpec], toolchains: Toolchains
-) -> tuple[dict[KernelSpec, Toolchain], dict[KernelSpec, GemmsmithError]]:
+    specs: Sequence[AnySpec], toolchains: Toolchains
+) -> tuple[dict[AnySpec, Toolchain], dict[AnySpec, GemmsmithError]]:
     """Return the toolchain for each kernel, and why there is none for the others.
 
     Raises:
         ToolchainError: where this machine has no toolchain for any of them.
     """
-    compilers: dict[KernelSpec, Toolchain] = {}
-    refused: dict[KernelSpec, GemmsmithError] = {}
+    compilers: dict[AnySpec, Toolchain] = {}
+    refused: dict[AnySpec, GemmsmithError] = {}
     for spec in specs:
         try:
             compilers[spec] = toolchains.of(spec.arch)
@@ -178,13 +178,13 @@ class _Builder:
     def __init__(
         self,
         cache: Cache,
-        toolchains: Mapping[KernelSpec, Toolchain],
-        identities: Mapping[KernelSpec, Identity],
+        toolchains: Mapping[AnySpec, Toolchain],
+        identities: Mapping[AnySpec, Identity],
         jobs: int,
         progress: Progress,
     ) -> None:
-        self.built: dict[KernelSpec, BuiltKernel] = {}
-        self.failed: dict[KernelSpec, GemmsmithError] = {}
+        self.built: dict[AnySpec, BuiltKernel] = {}
+        self.failed: dict[AnySpec, GemmsmithError] = {}
         self._cache = cache
         self._toolchains = toolchains
         self._identities = identities
@@ -195,7 +195,7 @@ class _Builder:
         self._lock = threading.Lock()
         self._stop = Stop()
 
-    def run(self, specs: Sequence[KernelSpec], *, cached: int) -> None:
+    def run(self, specs: Sequence[AnySpec], *, cached: int) -> None:
         """Build ``specs`` and sort them into ``built`` and ``failed``."""
         if not specs:
             return
@@ -292,9 +292,7 @@ class _Builder:
             self._finish(spec, stored[spec.name], cached=False)
         return None
 
-    def _cards(
-        self, specs: Sequence[KernelSpec], compiled: CompiledLibrary
-    ) -> dict[KernelSpec, Card]:
+    def _cards(self, specs: Sequence[AnySpec], compiled: CompiledLibrary) -> dict[AnySpec, Card]:
         """Return what the kernels of one library turned out to be."""
         table = read_table(compiled.path)
         log = compiled.log.read_text(errors="replace")
@@ -316,17 +314,17 @@ class _Builder:
             )
         return cards
 
-    def _finish(self, spec: KernelSpec, kernel: CachedKernel, *, cached: bool) -> None:
+    def _finish(self, spec: AnySpec, kernel: CachedKernel, *, cached: bool) -> None:
         with self._lock:
             self.built[spec] = _ready(spec, kernel, cached=cached)
             self._progress.finished(kernel.card, remaining=self._remaining())
 
-    def _fail(self, spec: KernelSpec, error: GemmsmithError) -> None:
+    def _fail(self, spec: AnySpec, error: GemmsmithError) -> None:
         with self._lock:
             self.failed[spec] = error
             self._progress.failed(spec.name, error, remaining=self._remaining())
 
-    def _failures(self, spec: KernelSpec) -> Path:
+    def _failures(self, spec: AnySpec) -> Path:
         return self._cache.failures(self._identities[spec])
 
     def _remaining(self) -> float:
@@ -348,7 +346,7 @@ def _check_jobs(jobs: int | None) -> None:
         )
 
 
-def _ready(spec: KernelSpec, kernel: CachedKernel, *, cached: bool) -> BuiltKernel:
+def _ready(spec: AnySpec, kernel: CachedKernel, *, cached: bool) -> BuiltKernel:
     return BuiltKernel(
         spec=spec,
         library=kernel.library,
@@ -358,7 +356,7 @@ def _ready(spec: KernelSpec, kernel: CachedKernel, *, cached: bool) -> BuiltKern
     )
 
 
-def _never(spec: KernelSpec, why: str, source: str) -> CompileError:
+def _never(spec: AnySpec, why: str, source: str) -> CompileError:
     return CompileError(
         f"{why}, and GEMMSMITH_NEVER_COMPILE is set: unset it, or build beforehand with "
         f"{build_command(source, spec.arch.name)}"

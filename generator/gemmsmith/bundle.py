@@ -19,6 +19,7 @@ from gemmsmith.errors import BundleError, GemmsmithError
 from gemmsmith.identity import Identity
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.manifest import MANIFEST, BundledKernel, Manifest, ManifestError, parse_manifest
+from gemmsmith.rowspec import AnySpec
 from gemmsmith.spec import KernelSpec
 from gemmsmith.spec_dict import spec_from_dict
 
@@ -80,20 +81,25 @@ class Bundle:
             )
         return ""
 
-    def specs(self, arch: Architecture | None = None) -> tuple[KernelSpec, ...]:
-        """Return what its kernels for ``arch`` compute; None: all of them.
+    def all_specs(self) -> tuple[AnySpec, ...]:
+        """Return what its kernels compute, row kernels among them.
+
+        Raises:
+            BundleError: where this gemmsmith does not understand one.
+        """
+        return tuple(self._spec(kernel) for kernel in self.manifest.kernels)
+
+    def specs(self, arch: Architecture) -> tuple[KernelSpec, ...]:
+        """Return what its GEMM kernels for ``arch`` compute.
 
         Raises:
             BundleError: where it has none, or this gemmsmith does not understand one.
         """
-        if arch is None:
-            return tuple(self._spec(kernel) for kernel in self.manifest.kernels)
         wanted = target(arch)
-        specs = tuple(
-            self._spec(kernel) for kernel in self.manifest.kernels if kernel.arch == wanted
-        )
-        if specs:
-            return specs
+        specs = [self._spec(kernel) for kernel in self.manifest.kernels if kernel.arch == wanted]
+        gemms = tuple(spec for spec in specs if isinstance(spec, KernelSpec))
+        if gemms:
+            return gemms
         reason = self.manifest.left_out.get(wanted)
         raise BundleError(
             f"the bundle {self.folder} has kernels for {', '.join(self.manifest.archs) or 'none'}, "
@@ -101,8 +107,8 @@ class Bundle:
             + (f": {reason}" if reason else f": export it with --arch {arch.name} too")
         )
 
-    def kernel(self, spec: KernelSpec) -> CachedKernel:
-        """Return the kernel of a spec of :meth:`specs`, its library checked.
+    def kernel(self, spec: AnySpec) -> CachedKernel:
+        """Return the kernel of a spec of :meth:`specs` or :meth:`all_specs`, its library checked.
 
         Raises:
             BundleError: where the library is not the file that was exported.
@@ -130,7 +136,7 @@ class Bundle:
             return self._checked(kernel)
         return None
 
-    def _spec(self, kernel: BundledKernel) -> KernelSpec:
+    def _spec(self, kernel: BundledKernel) -> AnySpec:
         try:
             spec = spec_from_dict(kernel.spec)
             if spec.name != kernel.name:

@@ -19,7 +19,7 @@ from gemmsmith.errors import BundleError, ToolchainError
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.manifest import MANIFEST, BundledFile, BundledKernel, Manifest
 from gemmsmith.progress import Progress
-from gemmsmith.spec import KernelSpec
+from gemmsmith.rowspec import AnySpec
 from gemmsmith.spec_dict import spec_to_dict
 
 _HOSTS = {"sm_87": ("aarch64",)}
@@ -30,14 +30,14 @@ _HOSTS = {"sm_87": ("aarch64",)}
 class Exportable:
     """Kernels of which this machine can make libraries that load beside their GPU."""
 
-    specs: tuple[KernelSpec, ...]
+    specs: tuple[AnySpec, ...]
     left_out: Mapping[str, str]
     """Architecture whose kernels are not among them -> why."""
     asked: tuple[str, ...] = ()
     """Architectures that must not be left out."""
 
 
-def exportable(specs: Sequence[KernelSpec], *, asked: Sequence[str]) -> Exportable:
+def exportable(specs: Sequence[AnySpec], *, asked: Sequence[str]) -> Exportable:
     """Return ``specs`` without those whose GPUs sit in another kind of machine.
 
     Raises:

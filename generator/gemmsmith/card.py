@@ -13,6 +13,7 @@ from typing import Any
 from gemmsmith.errors import CompileError
 from gemmsmith.launcher.interface import TableEntry
 from gemmsmith.occupancy import registers_of_block
+from gemmsmith.rowspec import AnySpec, RowSpec
 from gemmsmith.spec import KernelSpec
 from gemmsmith.toolchain import Toolchain
 
@@ -52,7 +53,7 @@ class Card:
     threads: int
     """Threads of a block."""
     stages: int
-    """Buffers of the main loop."""
+    """Buffers of the main loop; 0 for row kernels."""
     tensor_instructions: Mapping[str, int] = field(hash=False)
     """Tensor-core instruction in the machine code, with its shape -> how often it stands there."""
     sass_inspected: bool
@@ -134,7 +135,7 @@ def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[Dev
 
 
 def make_card(
-    spec: KernelSpec,
+    spec: AnySpec,
     entry: TableEntry,
     functions: Sequence[DeviceFunction],
     *,
@@ -178,11 +179,12 @@ def make_card(
     )
 
 
-def objection(spec: KernelSpec, card: Card) -> str | None:
+def objection(spec: AnySpec, card: Card) -> str | None:
     """Return why the compiled kernel is not what ``spec`` promises, or None where it is.
 
     Spills are no objection: they cost speed, not results. Which instructions are promised holds
-    for the spec's own architecture; kernels compiled for another one have that one's.
+    for the spec's own architecture; kernels compiled for another one have that one's, row kernels
+    none.
     """
     limit = spec.arch.smem_per_block
     if card.shared_bytes > limit:
@@ -197,7 +199,7 @@ def objection(spec: KernelSpec, card: Card) -> str | None:
             f"block as they are handed out, {spec.arch.name} has "
             f"{spec.arch.multiprocessor.registers:,}: lower the tile or the number of warps"
         )
-    if not card.sass_inspected or spec.arch.runs_on != spec.arch.name:
+    if isinstance(spec, RowSpec) or not card.sass_inspected or spec.arch.runs_on != spec.arch.name:
         return None
     return _wrong_instruction(spec, card)
 

@@ -265,15 +265,15 @@ def _run(
     run_on_cpu(a, b, bias, residual, alpha, beta, finish, out)
 
 
-def _forward_only(name: str) -> Callable[..., Any]:
+def forward_only(name: str) -> Callable[..., Any]:
     """Return an op's autograd implementation: refuse a derivative, else go on below autograd."""
     op = getattr(torch.ops.gemmsmith, name).default
 
     def refuse_derivative(*args: Any, **kwargs: Any) -> Any:
         if _derivative_wanted((*args, *kwargs.values())):
             raise ArgumentError(
-                "gemmsmith.gemm is forward only: call it under torch.no_grad() or"
-                " torch.inference_mode(), or with inputs that do not require grad"
+                f"gemmsmith.{name.removesuffix('_out')} is forward only: call it under "
+                "torch.no_grad() or torch.inference_mode(), or with inputs that do not require grad"
             )
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
@@ -313,7 +313,7 @@ def _register() -> torch.library.Library:
         library.impl("gemm", _gemm, device)
         library.impl("gemm_out", _gemm_out, device)
     for name in ("gemm", "gemm_out"):
-        library.impl(name, _forward_only(name), "Autograd")
+        library.impl(name, forward_only(name), "Autograd")
     torch.library.register_fake("gemmsmith::gemm", _fake, lib=library)
     torch.library.register_fake("gemmsmith::gemm_out", _fake_out, lib=library)
     registered: torch.library.Library = library

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith.explain import explain_spec
 from gemmsmith.occupancy import Occupancy, occupancy
-from gemmsmith.spec import KernelSpec
+from gemmsmith.rowspec import AnySpec, RowSpec
 
 if TYPE_CHECKING:
     from gemmsmith.card import Card
@@ -20,7 +20,7 @@ _BESIDE_ACCUMULATORS = 48  # registers: addresses, descriptors or fragments, loo
 class Inspection:
     """One kernel's use of a multiprocessor of its architecture."""
 
-    spec: KernelSpec
+    spec: AnySpec
     card: Card | None
     """What the compiled kernel turned out to be; None where it is not compiled."""
     occupancy: Occupancy
@@ -36,17 +36,19 @@ class Inspection:
         return {**self.occupancy.as_dict(), "estimated": self.estimated}
 
 
-def inspect_kernel(spec: KernelSpec, card: Card | None) -> Inspection:
+def inspect_kernel(spec: AnySpec, card: Card | None) -> Inspection:
     """Return what is known of ``spec``, whose compiled form is ``card``'s if there is one."""
-    if card is None:
+    if card is not None:
+        registers, threads, shared = card.registers, card.threads, card.shared_bytes
+    elif isinstance(spec, RowSpec):
+        registers, threads, shared = 64, 1024, 0  # of the longest rows
+    else:
         report = explain_spec(spec)
         registers, threads, shared = (
             expected_registers(report.threads, report.accumulator_registers),
             report.threads,
             report.shared_memory,
         )
-    else:
-        registers, threads, shared = card.registers, card.threads, card.shared_bytes
     return Inspection(
         spec=spec,
         card=card,

@@ -14,8 +14,8 @@ from gemmsmith.errors import BundleError
 from gemmsmith.identity import Identity, identity
 from gemmsmith.render import render
 from gemmsmith.resources import configs_dir
+from gemmsmith.rowspec import AnySpec, SpecT
 from gemmsmith.settings import settings
-from gemmsmith.spec import KernelSpec
 from gemmsmith.toolchain import Toolchain, warn_of_refused_choice
 from gemmsmith.toolchains import Toolchains, find_toolchains
 
@@ -72,8 +72,8 @@ def stock(*, bundles: bool = True) -> Stock:
 
 
 def find_cached(
-    specs: Sequence[KernelSpec], *, toolchain: Toolchain | None = None
-) -> dict[KernelSpec, CachedKernel]:
+    specs: Sequence[SpecT], *, toolchain: Toolchain | None = None
+) -> dict[SpecT, CachedKernel]:
     """Return those kernels, with their cards, that are compiled already; compiles nothing.
 
     Only what ``toolchain`` compiled here counts, where one is named.
@@ -90,9 +90,7 @@ def find_cached(
     return found
 
 
-def identities_of(
-    specs: Sequence[KernelSpec], toolchains: Toolchains
-) -> dict[KernelSpec, Identity]:
+def identities_of(specs: Sequence[SpecT], toolchains: Toolchains) -> dict[SpecT, Identity]:
     """Return what names each kernel in the cache.
 
     Where there is no toolchain for an architecture, the newest kernel that agrees in all else is
@@ -102,12 +100,12 @@ def identities_of(
     return {spec: identity(render([spec]), compilers[spec.arch]) for spec in specs}
 
 
-def find_built(specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+def find_built(specs: Sequence[SpecT]) -> dict[SpecT, Path]:
     """Return the libraries of those kernels that are compiled already; compiles nothing."""
     return {spec: kernel.library for spec, kernel in find_cached(specs).items()}
 
 
-def missing_notes(spec: KernelSpec) -> str:
+def missing_notes(spec: AnySpec) -> str:
     """Return what bundles have instead of a kernel that is not compiled; empty for nothing."""
     notes = stock().notes(identity(render([spec]), None))
     return f" ({'; '.join(notes)})" if notes else ""

@@ -8,7 +8,7 @@ from itertools import accumulate, groupby, pairwise
 
 from gemmsmith.arch import Store
 from gemmsmith.card import Card
-from gemmsmith.spec import KernelSpec
+from gemmsmith.rowspec import AnySpec, RowSpec
 from gemmsmith.wgmma import has_rare_width
 
 LARGEST_GROUP = 8
@@ -24,6 +24,8 @@ _SECONDS: dict[Store, tuple[float, float]] = {
 
 Measured with nvcc 13.0; the first is paid once for each translation unit.
 """
+_ROW_SECONDS = (1.0, 0.8)
+"""The same of row kernels, which include no CUTLASS."""
 _RARE_WIDTHS_SECONDS = 9.0
 """What the headers of further wgmma widths add to a translation unit."""
 
@@ -32,13 +34,13 @@ _RARE_WIDTHS_SECONDS = 9.0
 class Group:
     """Kernels to compile in one run of nvcc."""
 
-    specs: tuple[KernelSpec, ...]
+    specs: tuple[AnySpec, ...]
     seconds: float
     """Expected wall time."""
 
 
 def plan(
-    specs: Sequence[KernelSpec],
+    specs: Sequence[AnySpec],
     jobs: int,
     last_card: Callable[[str], Card | None] = lambda name: None,
 ) -> tuple[Group, ...]:
@@ -69,13 +71,17 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
     return max(workers)
 
 
-def _headers(spec: KernelSpec) -> tuple[str, ...]:
+def _headers(spec: AnySpec) -> tuple[str, ...]:
     """What all kernels of a translation unit share."""
+    if isinstance(spec, RowSpec):
+        return (spec.arch.suffix, "rows", "")
     return (spec.arch.suffix, spec.schedule, spec.store)
 
 
-def _family(spec: KernelSpec) -> tuple[object, ...]:
+def _family(spec: AnySpec) -> tuple[object, ...]:
     """Order in which neighbours share most template instances: types alone change the fewest."""
+    if isinstance(spec, RowSpec):
+        return (*_headers(spec), spec.dtype.name, spec.operation)
     return (
         *_headers(spec),
         has_rare_width(spec),
@@ -87,7 +93,7 @@ def _family(spec: KernelSpec) -> tuple[object, ...]:
     )
 
 
-def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, ...]]:
+def _split(kernels: Sequence[AnySpec], size: int) -> list[tuple[AnySpec, ...]]:
     """Parts of at most ``size`` neighbours, as even as can be without parting next of kin."""
     parts = -(-len(kernels) // size)
     even = [len(kernels) * part // parts for part in range(parts + 1)]
@@ -98,15 +104,19 @@ def _split(kernels: Sequence[KernelSpec], size: int) -> list[tuple[KernelSpec, .
     return [tuple(kernels[first:last]) for first, last in pairwise(edges)]
 
 
-def _seconds(kernels: Sequence[KernelSpec], last_card: Callable[[str], Card | None]) -> float:
-    shared = max(_SECONDS[kernel.store][0] for kernel in kernels)
-    if any(map(has_rare_width, kernels)):
+def _seconds(kernels: Sequence[AnySpec], last_card: Callable[[str], Card | None]) -> float:
+    shared = max(_costs(kernel)[0] for kernel in kernels)
+    if any(not isinstance(kernel, RowSpec) and has_rare_width(kernel) for kernel in kernels):
         shared += _RARE_WIDTHS_SECONDS
     seconds = shared
     for kernel in kernels:
         card = last_card(kernel.name)
         if card is None:
-            seconds += _SECONDS[kernel.store][1]
+            seconds += _costs(kernel)[1]
         else:
             seconds += max(0.0, card.compile_seconds - shared) / card.compiled_with
     return seconds
+
+
+def _costs(kernel: AnySpec) -> tuple[float, float]:
+    return _ROW_SECONDS if isinstance(kernel, RowSpec) else _SECONDS[kernel.store]

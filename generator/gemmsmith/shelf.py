@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from gemmsmith.errors import GemmsmithError, LoadError
-from gemmsmith.launcher import Kernel, load_library
+from gemmsmith.launcher import Kernel, RowKernel, load_library, load_row_library
+from gemmsmith.rowspec import RowSpec, SpecT
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
 from gemmsmith.supply import Supply
 
+Loaded = TypeVar("Loaded", Kernel, RowKernel)
+
 _log = logging.getLogger(__name__)
 
 
-class Shelf:
+class _Shelf(ABC, Generic[SpecT, Loaded]):
     """Loaded kernels of a set; with ``build_on_use`` what is missing is compiled, once."""
 
-    def __init__(self, specs: Sequence[KernelSpec], supply: Supply, *, build_on_use: bool) -> None:
+    def __init__(self, specs: Sequence[SpecT], supply: Supply, *, build_on_use: bool) -> None:
         self._specs = tuple(specs)
         self._supply = supply
         self._build_on_use = build_on_use
-        self._loaded: dict[KernelSpec, Kernel] = {}
+        self._loaded: dict[SpecT, Loaded] = {}
         self._looked = False
         self._lock = threading.Lock()
 
-    def kernels(self) -> Mapping[KernelSpec, Kernel]:
+    def kernels(self) -> Mapping[SpecT, Loaded]:
         """Return what is loaded; the same kernels until :meth:`look_again`.
 
         A kernel that cannot be built on use is left out, and the log says why.
@@ -36,7 +41,8 @@ class Shelf:
             with self._lock:
                 if not self._looked:
                     loaded = dict(self._loaded)
-                    self._load(self._supply.find(self._missing(loaded)), loaded)
+                    found = self._supply.find(self._missing(loaded))
+                    self._load({spec.name: path for spec, path in found.items()}, loaded)
                     if self._build_on_use and self._missing(loaded):
                         self._load(self._built(self._missing(loaded)), loaded)
                     self._loaded = loaded
@@ -47,10 +53,11 @@ class Shelf:
         """Look for kernels that were built since, at the next use."""
         self._looked = False
 
-    def _missing(self, loaded: Mapping[KernelSpec, Kernel]) -> list[KernelSpec]:
+    def _missing(self, loaded: Mapping[SpecT, Loaded]) -> list[SpecT]:
         return [spec for spec in self._specs if spec not in loaded]
 
-    def _built(self, missing: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+    def _built(self, missing: Sequence[SpecT]) -> dict[str, Path]:
+        """Return the libraries of the kernels, by name, having built what is missing."""
         arch, count = self._specs[0].arch.name, len(missing)
         kernels = "kernel" if count == 1 else "kernels"
         if settings().never_compile:
@@ -71,12 +78,31 @@ class Shelf:
             return {}
         for failure in report.failed:
             _log.error("going on without a default kernel: %s", failure.error)
-        return {kernel.spec: kernel.library for kernel in report.built}
+        return {kernel.spec.name: kernel.library for kernel in report.built}
 
-    def _load(self, libraries: Mapping[KernelSpec, Path], into: dict[KernelSpec, Kernel]) -> None:
+    def _load(self, libraries: Mapping[str, Path], into: dict[SpecT, Loaded]) -> None:
         for spec in self._missing(into):
-            if spec in libraries:
-                kernels = load_library(libraries[spec])
+            if spec.name in libraries:
+                library = libraries[spec.name]
+                kernels = self._open(library)
                 if spec.name not in kernels:
-                    raise LoadError(f"{libraries[spec]} holds no kernel called {spec.name}")
+                    raise LoadError(f"{library} holds no kernel called {spec.name}")
                 into[spec] = kernels[spec.name]
+
+    @abstractmethod
+    def _open(self, library: Path) -> Mapping[str, Loaded]:
+        """Return the kernels of a library by name."""
+
+
+class Shelf(_Shelf[KernelSpec, Kernel]):
+    """Loaded GEMM kernels; with ``build_on_use`` what is missing is compiled, once."""
+
+    def _open(self, library: Path) -> Mapping[str, Kernel]:
+        return load_library(library)
+
+
+class RowShelf(_Shelf[RowSpec, RowKernel]):
+    """Loaded row kernels; with ``build_on_use`` what is missing is compiled, once."""
+
+    def _open(self, library: Path) -> Mapping[str, RowKernel]:
+        return load_row_library(library)

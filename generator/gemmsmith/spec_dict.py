@@ -8,6 +8,7 @@ from typing import Any
 
 from gemmsmith.arch import Architecture, parse_architecture, portable
 from gemmsmith.dtypes import DType, parse_dtype
+from gemmsmith.rowspec import ROW_OPERATIONS, AnySpec, RowSpec
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 
 _TUPLES: dict[str, type[Tile] | type[Cluster] | type[Alignment]] = {
@@ -16,32 +17,35 @@ _TUPLES: dict[str, type[Tile] | type[Cluster] | type[Alignment]] = {
     "cluster": Cluster,
     "alignment": Alignment,
 }
-_DTYPES = ("a", "b", "acc", "d")
+_DTYPES = ("a", "b", "acc", "d", "dtype")
 
 
-def spec_to_dict(spec: KernelSpec) -> dict[str, Any]:
+def spec_to_dict(spec: AnySpec) -> dict[str, Any]:
     """Return all fields of ``spec`` as JSON values, for :func:`spec_from_dict`."""
     values = {field.name: _plain(getattr(spec, field.name)) for field in fields(spec)}
     return {**values, "runs_on": spec.arch.runs_on}
 
 
-def spec_from_dict(values: Mapping[str, Any]) -> KernelSpec:
+def spec_from_dict(values: Mapping[str, Any]) -> AnySpec:
     """Return the spec that :func:`spec_to_dict` gave.
 
     Raises:
         ValueError: naming what this gemmsmith does not know, or what breaks its rules.
     """
-    known = {field.name for field in fields(KernelSpec)}
+    kind = RowSpec if "operation" in values else KernelSpec
+    known = {field.name for field in fields(kind)}
     unknown = sorted(set(values) - known - {"runs_on"})
     if unknown:
         raise ValueError(f"unknown {', '.join(unknown)}")
     try:
         rich = {name: _rich(name, values[name]) for name in known & set(values)}
         rich["arch"] = _architecture(values["arch"], values["runs_on"])
-        spec = KernelSpec(**rich)
+        spec: AnySpec = kind(**rich)
         hash(spec)  # TypeError where a list stands for a word
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # wrong kinds
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    if isinstance(spec, RowSpec) and spec.operation not in ROW_OPERATIONS:
+        raise ValueError(f"unknown operation {spec.operation!r}")
     for field in fields(spec):
         value = getattr(spec, field.name)
         if isinstance(field.default, bool) and not isinstance(value, bool):

@@ -10,26 +10,26 @@ from gemmsmith.build import BuildReport, BuiltKernel, build
 from gemmsmith.bundle import Bundle
 from gemmsmith.lookup import build_command, find_built, missing_notes
 from gemmsmith.progress import Progress
+from gemmsmith.rowspec import AnySpec, SpecT
 from gemmsmith.settings import settings
-from gemmsmith.spec import KernelSpec
 
 
 class Supply(Protocol):
     """Gives the libraries of kernels."""
 
-    def find(self, specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+    def find(self, specs: Sequence[SpecT]) -> dict[SpecT, Path]:
         """Return the libraries of those kernels that are there; compiles nothing."""
 
     def build(
         self,
-        specs: Sequence[KernelSpec],
+        specs: Sequence[AnySpec],
         *,
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> BuildReport:
         """Return where all of them are, compiling what is missing if that is possible."""
 
-    def how_to_get(self, specs: Sequence[KernelSpec]) -> str:
+    def how_to_get(self, specs: Sequence[AnySpec]) -> str:
         """Return what a user does for those of ``specs`` that :meth:`find` does not find."""
 
 
@@ -39,13 +39,13 @@ class Compiled:
     def __init__(self, source: str) -> None:
         self._source = source
 
-    def find(self, specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+    def find(self, specs: Sequence[SpecT]) -> dict[SpecT, Path]:
         """Return the libraries of those kernels that are there; compiles nothing."""
         return find_built(specs)
 
     def build(
         self,
-        specs: Sequence[KernelSpec],
+        specs: Sequence[AnySpec],
         *,
         jobs: int | None = None,
         progress: Progress | None = None,
@@ -53,7 +53,7 @@ class Compiled:
         """Return where all of them are, compiling what is missing."""
         return build(specs, jobs=jobs, progress=progress, source=self._source)
 
-    def how_to_get(self, specs: Sequence[KernelSpec]) -> str:
+    def how_to_get(self, specs: Sequence[AnySpec]) -> str:
         """Return the command that builds them, and why bundles do not serve."""
         command = build_command(self._source, specs[0].arch.name)
         notes = missing_notes(specs[0])
@@ -68,7 +68,7 @@ class Bundled:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
 
-    def find(self, specs: Sequence[KernelSpec]) -> dict[KernelSpec, Path]:
+    def find(self, specs: Sequence[SpecT]) -> dict[SpecT, Path]:
         """Return the libraries of ``specs``, checked.
 
         Raises:
@@ -78,7 +78,7 @@ class Bundled:
 
     def build(
         self,
-        specs: Sequence[KernelSpec],
+        specs: Sequence[AnySpec],
         *,
         jobs: int | None = None,
         progress: Progress | None = None,
@@ -101,6 +101,6 @@ class Bundled:
         )
         return BuildReport(built=built, failed=(), seconds=0.0)
 
-    def how_to_get(self, specs: Sequence[KernelSpec]) -> str:
+    def how_to_get(self, specs: Sequence[AnySpec]) -> str:
         """Return where kernels of a bundle come from."""
         return f"export {self._bundle.folder} again"

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.cli.options import Archs, AsJson, Names, Source, architectures, print_json, specs_of
+from gemmsmith.cli.options import (
+    Archs,
+    AsJson,
+    Names,
+    Source,
+    all_specs_of,
+    architectures,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from gemmsmith.manifest import Manifest
@@ -61,7 +69,7 @@ def export_kernels(
     from gemmsmith.progress import ConsoleProgress
 
     asked = [parse_architecture(word).name for word in architectures(arch) or ()]
-    wanted = exportable(specs_of(source, arch, kernel), asked=asked)
+    wanted = exportable(all_specs_of(source, arch, kernel), asked=asked)
     progress = ConsoleProgress()
     if wheel:
         folder = output or Path()

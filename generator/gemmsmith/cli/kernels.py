@@ -11,10 +11,10 @@ from gemmsmith.cli.options import (
     AsJson,
     Names,
     Source,
+    all_specs_of,
     compiled_of,
     print_json,
     print_table,
-    specs_of,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def build_kernels(
     from gemmsmith.progress import ConsoleProgress, duration
 
     report = build(
-        specs_of(source, arch, kernel),
+        all_specs_of(source, arch, kernel),
         jobs=jobs,
         progress=ConsoleProgress(),
         source="" if source is None else str(source),

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from gemmsmith.cache import CachedKernel
+    from gemmsmith.rowspec import AnySpec, SpecT
     from gemmsmith.spec import KernelSpec
 
 Source = Annotated[
@@ -79,9 +80,26 @@ def specs_of(
     return tuple(_named(specs, name) for name in names) if names else specs
 
 
+def all_specs_of(
+    path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
+) -> tuple[AnySpec, ...]:
+    """Return the kernels of :func:`specs_of`; of the default ones the row kernels too.
+
+    Raises:
+        ConfigError, NoKernelError, BundleError: as :func:`specs_of` does.
+    """
+    from gemmsmith.rowspec import row_specs
+
+    specs: tuple[AnySpec, ...] = specs_of(path, archs)
+    if path is None:
+        for arch in dict.fromkeys(spec.arch for spec in specs):
+            specs += row_specs(arch)
+    return tuple(_named(specs, name) for name in names) if names else specs
+
+
 def compiled_of(
     path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
-) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, CachedKernel]]:
+) -> tuple[tuple[AnySpec, ...], dict[AnySpec, CachedKernel]]:
     """Return the kernels of files or of a bundle, and those of them that are compiled.
 
     Raises:
@@ -92,19 +110,19 @@ def compiled_of(
     from gemmsmith.lookup import find_cached
 
     if path is None or not is_bundle(path):
-        specs = specs_of(path, archs, names)
+        specs = all_specs_of(path, archs, names)
         return specs, find_cached(specs)
     from gemmsmith.arch import parse_architecture
 
     bundle, words = read_bundle(path), architectures(archs)
     rows = None if words is None else [parse_architecture(word) for word in words]
-    specs = tuple(spec for spec in bundle.specs() if rows is None or spec.arch in rows)
+    specs = tuple(spec for spec in bundle.all_specs() if rows is None or spec.arch in rows)
     if names:
         specs = tuple(_named(specs, name) for name in names)
     return specs, {spec: bundle.kernel(spec) for spec in specs}
 
 
-def _named(specs: Sequence[KernelSpec], name: str) -> KernelSpec:
+def _named(specs: Sequence[SpecT], name: str) -> SpecT:
     import difflib
 
     from gemmsmith.errors import NoKernelError

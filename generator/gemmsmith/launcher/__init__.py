@@ -7,10 +7,19 @@ from functools import cache
 from pathlib import Path
 
 from gemmsmith.errors import LoadError
-from gemmsmith.launcher.interface import Call, Kernel, Launcher
+from gemmsmith.launcher.interface import Call, Kernel, Launcher, RowCall, RowKernel
 from gemmsmith.settings import settings
 
-__all__ = ["Call", "Kernel", "Launcher", "launcher", "load_library"]
+__all__ = [
+    "Call",
+    "Kernel",
+    "Launcher",
+    "RowCall",
+    "RowKernel",
+    "launcher",
+    "load_library",
+    "load_row_library",
+]
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +33,20 @@ def load_library(path: Path) -> dict[str, Kernel]:
     """
     try:
         kernels = launcher().load(str(path))
+    except (OSError, RuntimeError) as error:
+        raise LoadError(f"cannot load {path}: {error}") from error
+    return {kernel.name: kernel for kernel in kernels}
+
+
+@cache
+def load_row_library(path: Path) -> dict[str, RowKernel]:
+    """Return the row kernels of the library at ``path`` by name; the library stays loaded.
+
+    Raises:
+        LoadError: as :func:`load_library` does.
+    """
+    try:
+        kernels = launcher().load_rows(str(path))
     except (OSError, RuntimeError) as error:
         raise LoadError(f"cannot load {path}: {error}") from error
     return {kernel.name: kernel for kernel in kernels}

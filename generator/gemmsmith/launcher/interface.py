@@ -69,7 +69,7 @@ class TableEntry(Protocol):
 
     @property
     def stages(self) -> int:
-        """Buffers of the main loop."""
+        """Buffers of the main loop; 0 for row kernels."""
 
 
 class Kernel(TableEntry, Protocol):
@@ -91,6 +91,43 @@ class Kernel(TableEntry, Protocol):
         """Return ``status`` in words."""
 
 
+class RowCall(NamedTuple):
+    """One launch of a row kernel; its fields are those of ``gemmsmith_rows``, in order."""
+
+    rows: int
+    columns: int
+    """Columns of the result, before padding."""
+    padded: int
+    """Columns that are written; int8 results have zeros past ``columns``."""
+    x: int
+    """Address of the input; residual, weight, sum, out and scale likewise, 0 for none."""
+    residual: int
+    weight: int
+    sum: int
+    out: int
+    scale: int
+    x_stride: int
+    """Elements between neighbouring rows of x; the other strides likewise."""
+    residual_stride: int
+    sum_stride: int
+    out_stride: int
+    eps: float
+    activation: int
+    """Index in :data:`gemmsmith.rowspec.GATE_KINDS`."""
+    interleaved: int
+    """0: all gates, then all factors; 1: 8 gates, 8 factors, 8 gates and so on."""
+
+
+class RowKernel(TableEntry, Protocol):
+    """A loaded row kernel. A status of 0 is success; :meth:`explain` words the others."""
+
+    def launch(self, call: RowCall, stream: int) -> int:
+        """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
+
+    def explain(self, status: int) -> str:
+        """Return ``status`` in words."""
+
+
 class Launcher(Protocol):
     """Loads kernel libraries."""
 
@@ -99,4 +136,11 @@ class Launcher(Protocol):
 
         Raises:
             OSError, RuntimeError: where it cannot be loaded or is none.
+        """
+
+    def load_rows(self, path: str) -> Sequence[RowKernel]:
+        """Return the row kernels of the library at ``path``.
+
+        Raises:
+            OSError, RuntimeError: where it cannot be loaded or has none.
         """

@@ -103,28 +103,79 @@ struct Kernel {
   }
 };
 
-// Libraries stay loaded: a kernel in flight must not lose its code.
-py::list load(std::string const &path) {
+constexpr Py_ssize_t kRowCallFields = 16;
+
+// The order of gemmsmith.launcher.RowCall.
+gemmsmith_rows unpack_rows(py::tuple const &call) {
+  if (PyTuple_GET_SIZE(call.ptr()) != kRowCallFields) {
+    throw std::invalid_argument("a call has 16 fields, see gemmsmith.launcher.RowCall");
+  }
+  gemmsmith_rows rows{};
+  rows.rows = integer(call, 0);
+  rows.columns = integer(call, 1);
+  rows.padded = integer(call, 2);
+  rows.x = address<const void *>(call, 3);
+  rows.residual = address<const void *>(call, 4);
+  rows.weight = address<const void *>(call, 5);
+  rows.sum = address<void *>(call, 6);
+  rows.out = address<void *>(call, 7);
+  rows.scale = address<float *>(call, 8);
+  rows.x_stride = integer(call, 9);
+  rows.residual_stride = integer(call, 10);
+  rows.sum_stride = integer(call, 11);
+  rows.out_stride = integer(call, 12);
+  rows.eps = real(call, 13);
+  rows.activation = static_cast<int32_t>(integer(call, 14));
+  rows.interleaved = static_cast<int32_t>(integer(call, 15));
+  return rows;
+}
+
+struct RowKernel {
+  gemmsmith_row_kernel const *entry;
+
+  int32_t launch(py::tuple const &call, uintptr_t stream) const {
+    gemmsmith_rows const rows = unpack_rows(call);
+    return entry->launch(&rows, reinterpret_cast<void *>(stream));
+  }
+};
+
+// Gives the function `name` of a kernel library, which returns its table. Libraries stay loaded: a
+// kernel in flight must not lose its code.
+template <class Function>
+Function *table_of(std::string const &path, char const *name) {
   void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     throw std::runtime_error(dlerror());
   }
   auto const version = reinterpret_cast<decltype(&gemmsmith_abi_version)>(dlsym(handle, "gemmsmith_abi_version"));
-  auto const kernels = reinterpret_cast<decltype(&gemmsmith_kernels)>(dlsym(handle, "gemmsmith_kernels"));
+  auto const kernels = reinterpret_cast<Function *>(dlsym(handle, name));
   if (version == nullptr || kernels == nullptr) {
-    throw std::runtime_error("it is no kernel library: gemmsmith_kernels is missing");
+    throw std::runtime_error("it is no kernel library: " + std::string(name) + " is missing");
   }
   if (version() != GEMMSMITH_ABI_VERSION) {
     throw std::runtime_error("its interface has version " + std::to_string(version()) + ", this gemmsmith speaks " +
                              std::to_string(GEMMSMITH_ABI_VERSION) + ": build the kernel again");
   }
+  return kernels;
+}
+
+template <class Wrapper, class Function>
+py::list wrap(Function *kernels) {
   int32_t count = 0;
-  gemmsmith_kernel const *table = kernels(&count);
+  auto const *table = kernels(&count);
   py::list result;
   for (int32_t index = 0; index < count; ++index) {
-    result.append(Kernel{table + index});
+    result.append(Wrapper{table + index});
   }
   return result;
+}
+
+py::list load(std::string const &path) {
+  return wrap<Kernel>(table_of<decltype(gemmsmith_kernels)>(path, "gemmsmith_kernels"));
+}
+
+py::list load_rows(std::string const &path) {
+  return wrap<RowKernel>(table_of<decltype(gemmsmith_row_kernels)>(path, "gemmsmith_row_kernels"));
 }
 
 }  // namespace
@@ -141,5 +192,13 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def("launch", &Kernel::launch)
       .def("blocks_per_sm", &Kernel::blocks_per_sm)
       .def("explain", [](Kernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
+  py::class_<RowKernel>(module, "RowKernel")
+      .def_property_readonly("name", [](RowKernel const &self) { return std::string(self.entry->name); })
+      .def_property_readonly("threads", [](RowKernel const &self) { return self.entry->threads; })
+      .def_property_readonly("shared_bytes", [](RowKernel const &self) { return self.entry->shared_bytes; })
+      .def_property_readonly("stages", [](RowKernel const &) { return 0; })
+      .def("launch", &RowKernel::launch)
+      .def("explain", [](RowKernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
   module.def("load", &load, py::arg("path"));
+  module.def("load_rows", &load_rows, py::arg("path"));
 }

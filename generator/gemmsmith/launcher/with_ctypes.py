@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gemmsmith.errors import LoadError
 from gemmsmith.launcher.abi import abi_version
-from gemmsmith.launcher.interface import Call, TableEntry
+from gemmsmith.launcher.interface import Call, RowCall, TableEntry
 
 
 class _Gemm(ctypes.Structure):
@@ -81,6 +82,47 @@ class CtypesKernel:
         return words.decode()
 
 
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "padded")),
+        *((name, ctypes.c_void_p) for name in RowCall._fields[3:9]),
+        *((name, ctypes.c_int64) for name in RowCall._fields[9:13]),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("activation", "interleaved")),
+    )
+
+
+class _RowEntry(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("threads", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_int32),
+        ("launch", ctypes.CFUNCTYPE(_STATUS, ctypes.POINTER(_Rows), ctypes.c_void_p)),
+        ("explain", ctypes.CFUNCTYPE(ctypes.c_char_p, _STATUS)),
+    )
+
+
+class CtypesRowKernel:
+    """One row kernel of a loaded library; see :class:`gemmsmith.launcher.RowKernel`."""
+
+    stages = 0
+
+    def __init__(self, entry: _RowEntry) -> None:
+        self._entry = entry
+        self.name: str = entry.name.decode()
+        self.threads: int = entry.threads
+        self.shared_bytes: int = entry.shared_bytes
+
+    def launch(self, call: RowCall, stream: int) -> int:
+        """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
+        return int(self._entry.launch(ctypes.byref(_Rows(*call)), stream))
+
+    def explain(self, status: int) -> str:
+        """Return ``status`` in words."""
+        words: bytes = self._entry.explain(status)
+        return words.decode()
+
+
 class CtypesLauncher:
     """Loads kernel libraries; see :class:`gemmsmith.launcher.Launcher`."""
 
@@ -90,20 +132,17 @@ class CtypesLauncher:
         Raises:
             OSError, RuntimeError: where it cannot be loaded or is no kernel library.
         """
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
-        try:
-            version, kernels = library.gemmsmith_abi_version, library.gemmsmith_kernels
-        except AttributeError:
-            raise RuntimeError("it is no kernel library: gemmsmith_kernels is missing") from None
-        if version() != abi_version():
-            raise RuntimeError(
-                f"its interface has version {version()}, this gemmsmith speaks {abi_version()}:"
-                " build the kernel again"
-            )
-        kernels.restype = ctypes.POINTER(_Entry)
-        count = ctypes.c_int32(0)
-        table = kernels(ctypes.byref(count))
-        return [CtypesKernel(table[index]) for index in range(count.value)]
+        table, count = _table(_library(path), "gemmsmith_kernels", _Entry)
+        return [CtypesKernel(table[index]) for index in range(count)]
+
+    def load_rows(self, path: str) -> Sequence[CtypesRowKernel]:
+        """Return the row kernels of the library at ``path``.
+
+        Raises:
+            OSError, RuntimeError: where it cannot be loaded or has none.
+        """
+        table, count = _table(_library(path), "gemmsmith_row_kernels", _RowEntry)
+        return [CtypesRowKernel(table[index]) for index in range(count)]
 
 
 def read_table(library: Path) -> Mapping[str, TableEntry]:
@@ -112,11 +151,34 @@ def read_table(library: Path) -> Mapping[str, TableEntry]:
     Raises:
         LoadError: where it does not load, or speaks another version of the C interface.
     """
+    launcher, path = CtypesLauncher(), str(library)
+    kernels: Sequence[TableEntry]
     try:
-        kernels = CtypesLauncher().load(str(library))
+        has_rows = hasattr(_library(path), "gemmsmith_row_kernels")
+        kernels = launcher.load_rows(path) if has_rows else launcher.load(path)
     except (OSError, RuntimeError) as error:
         raise LoadError(f"cannot load {library}: {error}") from error
     return {kernel.name: kernel for kernel in kernels}
+
+
+def _library(path: str) -> ctypes.CDLL:
+    return ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+
+
+def _table(library: ctypes.CDLL, name: str, entry: type[ctypes.Structure]) -> tuple[Any, int]:
+    """Return the table that ``library`` exports under ``name``, and its length."""
+    try:
+        version, kernels = library.gemmsmith_abi_version, library[name]
+    except AttributeError:
+        raise RuntimeError(f"it is no kernel library: {name} is missing") from None
+    if version() != abi_version():
+        raise RuntimeError(
+            f"its interface has version {version()}, this gemmsmith speaks {abi_version()}:"
+            " build the kernel again"
+        )
+    kernels.restype = ctypes.POINTER(entry)
+    count = ctypes.c_int32(0)
+    return kernels(ctypes.byref(count)), count.value
 
 
 def _gemm(call: Call) -> _Gemm:

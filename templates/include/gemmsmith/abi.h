@@ -62,6 +62,41 @@ typedef struct gemmsmith_kernel {
 GEMMSMITH_EXPORT int32_t gemmsmith_abi_version(void);
 GEMMSMITH_EXPORT const gemmsmith_kernel *gemmsmith_kernels(int32_t *count);
 
+/* Row kernels: a library of them exports gemmsmith_row_kernels in place of gemmsmith_kernels. */
+
+/* What a gate multiplies with: gemmsmith_rows.activation. */
+#define GEMMSMITH_GATE_SILU 0
+#define GEMMSMITH_GATE_GELU 1
+#define GEMMSMITH_GATE_GELU_TANH 2
+
+/* One call on the rows of a matrix. Strides count elements between neighbouring rows. */
+typedef struct gemmsmith_rows {
+  int64_t rows, columns; /* columns of the result, before padding */
+  int64_t padded;        /* columns written; int8 results have zeros past `columns` */
+  const void *x;         /* (rows, columns); for gates (rows, 2 * columns) */
+  const void *residual;  /* added to x before a norm; null for none */
+  const void *weight;    /* (columns), of a norm */
+  void *sum;             /* where x + residual goes */
+  void *out;             /* int8 where the kernel quantises, else of x's type */
+  float *scale;          /* (rows), where the kernel quantises */
+  int64_t x_stride, residual_stride, sum_stride, out_stride;
+  float eps;             /* of a norm */
+  int32_t activation;    /* of a gate: GEMMSMITH_GATE_... */
+  int32_t interleaved;   /* 0: all gates, then all factors; 1: 8 gates, 8 factors, 8 gates ... */
+} gemmsmith_rows;
+
+/* One row kernel. A status of 1 is a size out of range, negative ones are -cudaError_t. */
+typedef struct gemmsmith_row_kernel {
+  const char *name;     /* RowSpec.name */
+  int32_t threads;      /* most threads of a block */
+  int32_t shared_bytes; /* dynamic shared memory of a block */
+  /* Queues the kernel on `stream` (a cudaStream_t); never synchronises, never allocates. */
+  gemmsmith_status (*launch)(const gemmsmith_rows *, void *stream);
+  const char *(*explain)(gemmsmith_status);
+} gemmsmith_row_kernel;
+
+GEMMSMITH_EXPORT const gemmsmith_row_kernel *gemmsmith_row_kernels(int32_t *count);
+
 #ifdef __cplusplus
 }
 #endif

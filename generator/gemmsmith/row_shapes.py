@@ -1,0 +1,139 @@
+"""Outputs of row operations: checked arguments in, tensors of the right shape out.
+
+They serve as the ops' fake implementations too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.row_math import CHUNK, padded
+from gemmsmith.rowspec import GATE_KINDS
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""What row operations read."""
+
+
+def check_tensors(**named: Tensor | None) -> None:
+    """Raise ArgumentTypeError where an argument is no dense tensor; a residual may be None."""
+    for name, tensor in named.items():
+        if tensor is None and name == "residual":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        if tensor.layout != torch.strided:
+            raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
+
+
+def _check_input(x: Tensor) -> None:
+    if x.dtype not in DTYPES:
+        words = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ArgumentTypeError(f"x is {x.dtype}; {words} are legal")
+    if x.dim() == 0:
+        raise ArgumentError("x has no dimension, a row has one: unsqueeze it")
+
+
+def _check_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
+    _check_input(x)
+    for name, tensor in (("weight", weight), ("residual", residual)):
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype or tensor.device != x.device:
+            raise ArgumentTypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}"
+            )
+    if tuple(weight.shape) != (x.shape[-1],):
+        raise ArgumentError(f"weight is {tuple(weight.shape)}; ({x.shape[-1]},) is needed")
+    if residual is not None and residual.shape != x.shape:
+        raise ArgumentError(f"residual is {tuple(residual.shape)}, x is {tuple(x.shape)}")
+    if not eps > 0:
+        raise ArgumentError(f"eps is {eps}: it must be above 0, or a zero row becomes NaN")
+
+
+def _check_gate(x: Tensor, kind: str, interleaved: bool) -> None:
+    _check_input(x)
+    if kind not in GATE_KINDS:
+        raise ArgumentError(f"kind is {kind!r}; {', '.join(GATE_KINDS)} are legal")
+    step = 2 * CHUNK if interleaved else 2
+    if x.shape[-1] % step:
+        raise ArgumentError(
+            f"x has {x.shape[-1]} columns; gates and factors"
+            + (
+                f" in blocks of {CHUNK} need a multiple of {step}"
+                if interleaved
+                else " are as many"
+            )
+        )
+
+
+def _check_quantized(x: Tensor, q: Tensor, scale: Tensor) -> None:
+    _check_input(x)
+    shape = (*x.shape[:-1], padded(x.shape[-1]))
+    for name, tensor, dtype, wanted in (
+        ("q", q, torch.int8, shape),
+        ("scale", scale, torch.float32, shape[:-1]),
+    ):
+        if tensor.dtype != dtype or tensor.device != x.device:
+            raise ArgumentTypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}; {dtype} on {x.device} is needed"
+            )
+        if tuple(tensor.shape) != wanted:
+            raise ArgumentError(f"{name} is {tuple(tensor.shape)}; {tuple(wanted)} is needed")
+
+
+def _new_quantized(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    q = x.new_empty((*x.shape[:-1], padded(columns)), dtype=torch.int8)
+    return q, x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def new_quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and scale."""
+    _check_input(x)
+    return _new_quantized(x, x.shape[-1])
+
+
+def check_quantize_rows_out(x: Tensor, *, q: Tensor, scale: Tensor) -> None:
+    """Raise ArgumentError where ``q`` and ``scale`` cannot take the result."""
+    _check_quantized(x, q, scale)
+
+
+def new_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the output."""
+    _check_norm(x, weight, eps, None)
+    return x.new_empty(x.shape)
+
+
+def new_add_rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the sum."""
+    _check_norm(x, weight, eps, residual)
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def new_rms_norm_quantize(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return q and scale."""
+    _check_norm(x, weight, eps, None)
+    return _new_quantized(x, x.shape[-1])
+
+
+def new_add_rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, scale and the sum."""
+    _check_norm(x, weight, eps, residual)
+    return (*_new_quantized(x, x.shape[-1]), x.new_empty(x.shape))
+
+
+def new_gate(x: Tensor, kind: str, interleaved: bool) -> Tensor:
+    """Return the output."""
+    _check_gate(x, kind, interleaved)
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+def new_gate_quantize(x: Tensor, kind: str, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return q and scale."""
+    _check_gate(x, kind, interleaved)
+    return _new_quantized(x, x.shape[-1] // 2)
