@@ -29,6 +29,7 @@ from gemmsmith.config import load_specs
 from gemmsmith.errors import ArgumentError, CacheError, CompileError, ToolchainError
 from gemmsmith.launcher.with_ctypes import read_table
 from gemmsmith.lookup import find_built
+from gemmsmith.spec import KernelSpec
 from gemmsmith.toolchain import Toolchain, find_toolchain
 
 _PATH = os.pathsep.join(
@@ -490,14 +491,16 @@ def test_real_templates_share_a_run(cache_dir: Path) -> None:
     report.raise_if_failed()
     assert report.built[0].library == report.built[1].library
     for kernel in report.built:
-        tile = kernel.spec.tile
+        spec = kernel.spec
+        assert isinstance(spec, KernelSpec)
+        tile = spec.tile
         card = kernel.card
         assert card.dynamic_shared_bytes == 3 * (tile.m + tile.n) * tile.k * 2
         assert card.threads == 128
         assert card.spill_store_bytes == 0
         if card.sass_inspected:  # each step of k 16 and of n 8 once for each 16 rows of a warp
-            assert kernel.spec.warp is not None
-            warp = kernel.spec.warp
+            assert spec.warp is not None
+            warp = spec.warp
             steps = (warp.m // 16) * (warp.n // 8) * (warp.k // 16)
             assert card.tensor_instructions == {"HMMA.16816.F32.BF16": steps}
 

@@ -15,7 +15,15 @@ import pytest
 
 from fake_calls import call_of
 from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
-from gemmsmith.launcher import Call, Kernel, Launcher, launcher, load_library
+from gemmsmith.launcher import (
+    Call,
+    Kernel,
+    Launcher,
+    RowCall,
+    launcher,
+    load_library,
+    load_row_library,
+)
 from gemmsmith.launcher.abi import abi_header, abi_version
 from gemmsmith.launcher.with_ctypes import CtypesLauncher, read_table
 from gemmsmith.launcher.with_pybind11 import module_path, pybind11_launcher
@@ -59,6 +67,28 @@ int32_t gemmsmith_abi_version(void) { return VERSION; }
 const gemmsmith_kernel *gemmsmith_kernels(int32_t *count) { *count = 2; return table; }
 """
 """A kernel library that tells what it was called with."""
+ROW_ECHO = r"""
+#include <inttypes.h>
+#include <stdio.h>
+#include "gemmsmith/abi.h"
+static char seen[1024];
+static int32_t launch(const gemmsmith_rows *r, void *stream) {
+  snprintf(seen, sizeof seen,
+    "%" PRId64 " %" PRId64 " %" PRId64 " %zu %zu %zu %zu %zu %zu"
+    " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %g %d %d %zu",
+    r->rows, r->columns, r->padded, (size_t)r->x, (size_t)r->residual, (size_t)r->weight,
+    (size_t)r->sum, (size_t)r->out, (size_t)r->scale, r->x_stride, r->residual_stride,
+    r->sum_stride, r->out_stride, r->eps, r->activation, r->interleaved, (size_t)stream);
+  return 7;
+}
+static const char *explain(int32_t status) { return status ? seen : "fine"; }
+static const gemmsmith_row_kernel table[] = {
+  {"first", 1024, 0, launch, explain}, {"second", 512, 64, launch, explain},
+};
+int32_t gemmsmith_abi_version(void) { return VERSION; }
+const gemmsmith_row_kernel *gemmsmith_row_kernels(int32_t *count) { *count = 2; return table; }
+"""
+"""The same of row kernels."""
 
 
 def echo_library(path: Path, *, version: int = ABI_VERSION, text: str = ECHO) -> Path:
@@ -112,9 +142,10 @@ def call_of_distinct_values() -> Call:
     return Call(**changed)
 
 
-def test_call_has_the_fields_of_the_struct_in_its_order() -> None:
-    header = abi_header()
-    body = re.search(r"typedef struct gemmsmith_gemm \{(.*?)\} gemmsmith_gemm;", header, re.DOTALL)
+@pytest.mark.parametrize(("struct", "call"), [("gemm", Call), ("rows", RowCall)])
+def test_calls_have_the_fields_of_their_structs_in_order(struct: str, call: Any) -> None:
+    whole = rf"typedef struct gemmsmith_{struct} \{{(.*?)\}} gemmsmith_{struct};"
+    body = re.search(whole, abi_header(), re.DOTALL)
     assert body is not None
     text = re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL)
     declared = [
@@ -123,7 +154,7 @@ def test_call_has_the_fields_of_the_struct_in_its_order() -> None:
         if statement.strip()
         for name in statement.split(",")
     ]
-    assert declared == list(Call._fields)
+    assert declared == list(call._fields)
 
 
 def test_the_version_is_that_of_the_header() -> None:
@@ -159,6 +190,43 @@ def test_each_field_arrives_where_it_belongs(each_launcher: Launcher, tmp_path: 
     assert first.launch(call._replace(n=35), 2**40 + 1, 2**41 + 2) == -35
     assert first.explain(-35) == f"{2**40 + 1} {2**41 + 2}"
     assert first.blocks_per_sm() == (0, 3)
+
+
+def test_each_field_of_a_row_call_arrives_where_it_belongs(
+    each_launcher: Launcher, tmp_path: Path
+) -> None:
+    library = echo_library(tmp_path / "echo.so", text=ROW_ECHO)
+    first, second = each_launcher.load_rows(str(library))
+    assert (first.name, first.threads, first.shared_bytes, first.stages) == ("first", 1024, 0, 0)
+    assert (second.name, second.threads, second.shared_bytes) == ("second", 512, 64)
+    big = {name: 2**33 + index for index, name in enumerate(RowCall._fields)}
+    changed: dict[str, Any] = {**big, "eps": 0.5, "activation": 2, "interleaved": 1, "residual": 0}
+    call = RowCall(**changed)
+    assert second.launch(call, 2**40 + 1) == 7
+    assert second.explain(7).split() == [
+        f"{value:g}" if isinstance(value, float) else str(value) for value in (*call, 2**40 + 1)
+    ]
+    assert first.explain(0) == "fine"
+
+
+@pytest.mark.parametrize("name", ["pybind11", "ctypes"])
+@pytest.mark.usefixtures("forgetful")
+def test_the_two_kinds_of_libraries_are_not_taken_for_each_other(
+    name: str, module_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(module_cache))
+    monkeypatch.setenv("GEMMSMITH_LAUNCHER", name)
+    rows = echo_library(tmp_path / "rows.so", text=ROW_ECHO)
+    gemms = echo_library(tmp_path / "gemms.so")
+    assert list(load_row_library(rows)) == list(load_library(gemms)) == ["first", "second"]
+    assert [row.threads for row in read_table(rows).values()] == [1024, 512]
+    with pytest.raises(LoadError, match=r"rows\.so: it is no kernel library: gemmsmith_kernels"):
+        load_library(rows)
+    with pytest.raises(LoadError, match=r"gemms\.so: .* gemmsmith_row_kernels is missing"):
+        load_row_library(gemms)
+    old = echo_library(tmp_path / "old.so", text=ROW_ECHO, version=ABI_VERSION - 1)
+    with pytest.raises(LoadError, match=rf"version {ABI_VERSION - 1}, this gemmsmith speaks"):
+        load_row_library(old)
 
 
 def test_l01_libraries_with_equal_names_inside_stay_apart(

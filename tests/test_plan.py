@@ -10,11 +10,19 @@ from fakes import ampere, hopper
 from gemmsmith.arch import ARCHITECTURES, Schedule, portable
 from gemmsmith.card import Card
 from gemmsmith.dtypes import FP16
-from gemmsmith.plan import LARGEST_GROUP, makespan, plan
-from gemmsmith.spec import Alignment, Tile
+from gemmsmith.plan import LARGEST_GROUP, Group, makespan, plan
+from gemmsmith.rowspec import AnySpec, row_specs
+from gemmsmith.spec import Alignment, KernelSpec, Tile
 
 AMPERE = [ampere(n, m) for n in (64, 128, 256) for m in (64, 128)]
 HOPPER = [hopper(n) for n in (32, 64, 96, 128, 160, 192)]
+
+
+def gemms(group: Group) -> list[KernelSpec]:
+    """The kernels of a group without row kernels."""
+    specs = [spec for spec in group.specs if isinstance(spec, KernelSpec)]
+    assert len(specs) == len(group.specs)
+    return specs
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 16])
@@ -75,8 +83,8 @@ def test_twins_are_not_parted_for_the_sake_of_even_groups() -> None:
     groups = plan([*tiles, *twins], 1)
     assert sorted(len(group.specs) for group in groups) == [6, 8]  # 7 and 7 would part one pair
     for group in groups:
-        halves = [spec.tile for spec in group.specs if spec.a is FP16]
-        assert sorted(halves) == sorted(spec.tile for spec in group.specs if spec.a is not FP16)
+        halves = [spec.tile for spec in gemms(group) if spec.a is FP16]
+        assert sorted(halves) == sorted(spec.tile for spec in gemms(group) if spec.a is not FP16)
 
 
 def test_kernels_for_another_gpu_are_compiled_apart() -> None:
@@ -94,7 +102,7 @@ def test_neighbours_are_kin() -> None:
         for schedule, m in zip(schedules, (64, 128), strict=True)
     ]
     apart = plan(mixed, 1)
-    assert [{spec.schedule for spec in group.specs} for group in apart] == [
+    assert [{spec.schedule for spec in gemms(group)} for group in apart] == [
         {"cooperative"},
         {"pingpong"},
     ]
@@ -132,3 +140,13 @@ def test_expected_seconds_follow_what_was_measured() -> None:
     (again,) = plan(HOPPER[:2], 1, cards.get)
     assert fresh.seconds == 18 + 2 * 9
     assert again.seconds == 150
+
+
+def test_row_kernels_are_compiled_apart_from_gemms() -> None:
+    rows = row_specs(HOPPER[0].arch)
+    specs: list[AnySpec] = [*rows, HOPPER[0]]
+    groups = plan(specs, 2)
+    names = sorted(spec.name for group in groups for spec in group.specs)
+    assert names == sorted(spec.name for spec in specs)
+    assert [group.specs for group in groups if HOPPER[0] in group.specs] == [(HOPPER[0],)]
+    assert all(group.seconds < 10 for group in groups if HOPPER[0] not in group.specs)

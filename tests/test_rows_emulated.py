@@ -32,7 +32,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RowKernel]:
     includes = (
         *include_dirs(),
         Path(__file__).parent,
-        toolchain.root / "include",
+        *([toolchain.root / "include"] if toolchain.root else []),
         *toolchain.include_dirs,
     )
     command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
@@ -43,7 +43,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RowKernel]:
 
 def test_the_library_has_every_kernel(kernels: dict[str, RowKernel]) -> None:
     assert list(kernels) == [spec.name for spec in row_specs(SM_80)]
-    assert {(kernel.threads, kernel.shared_bytes) for kernel in kernels.values()} == {(1024, 0)}
+    assert {kernel.threads for kernel in kernels.values()} == {512, 768, 1024}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -61,7 +61,7 @@ def test_kernels_write_what_torch_computes(
 
 
 def test_sizes_out_of_range_are_refused(kernels: dict[str, RowKernel]) -> None:
-    plain = RowCall(1, 16, 16, *[0] * 6, 16, 0, 0, 16, 1e-5, 0, 0)
+    plain = RowCall._make((1, 16, 16, *[0] * 6, 16, 0, 0, 16, 1e-5, 0, 0))
     quantize, gate = kernels["rows_quantize_fp16_sm80"], kernels["rows_gate_fp16_sm80"]
     assert quantize.launch(plain._replace(rows=0), 0) == 0
     assert quantize.launch(plain._replace(columns=0), 0) == 1

@@ -33,7 +33,7 @@ class World:
         self.outcome: list[Any] = []
         self.builds = 0
 
-    def find(self, specs: Any) -> dict[KernelSpec, Path]:
+    def find(self, specs: Any) -> dict[Any, Path]:
         return {spec: Path(spec.name) for spec in specs if spec in self.built}
 
     def build(self, specs: Any, **_: Any) -> BuildReport:

@@ -16,20 +16,49 @@ if TYPE_CHECKING:
     from gemmsmith.conversion import convert
     from gemmsmith.kernelset import KernelSet, load
     from gemmsmith.ops import gemm, last_kernel
+    from gemmsmith.row_ops import (
+        gate,
+        gate_quantize,
+        quantize_rows,
+        quantize_weight,
+        rms_norm,
+        rms_norm_quantize,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ["KernelSet", "Tuning", "convert", "errors", "gemm", "last_kernel", "load", "nn"]
+__all__ = [
+    "KernelSet",
+    "Tuning",
+    "convert",
+    "errors",
+    "gate",
+    "gate_quantize",
+    "gemm",
+    "last_kernel",
+    "load",
+    "nn",
+    "quantize_rows",
+    "quantize_weight",
+    "rms_norm",
+    "rms_norm_quantize",
+]
 
 _HOMES = {
     "KernelSet": "kernelset",
     "Tuning": "choose",
     "convert": "conversion",
     "errors": "errors",
+    "gate": "row_ops",
+    "gate_quantize": "row_ops",
     "gemm": "ops",
     "last_kernel": "ops",
     "load": "kernelset",
     "nn": "nn",
+    "quantize_rows": "row_ops",
+    "quantize_weight": "row_ops",
+    "rms_norm": "row_ops",
+    "rms_norm_quantize": "row_ops",
 }
 
 

@@ -58,13 +58,9 @@ def _check_gate(x: Tensor, kind: str, interleaved: bool) -> None:
         raise ArgumentError(f"kind is {kind!r}; {', '.join(GATE_KINDS)} are legal")
     step = 2 * CHUNK if interleaved else 2
     if x.shape[-1] % step:
+        blocks = f" in blocks of {CHUNK}" if interleaved else ""
         raise ArgumentError(
-            f"x has {x.shape[-1]} columns; gates and factors"
-            + (
-                f" in blocks of {CHUNK} need a multiple of {step}"
-                if interleaved
-                else " are as many"
-            )
+            f"x has {x.shape[-1]} columns; gates and factors{blocks} need a multiple of {step}"
         )
 
 

@@ -88,7 +88,7 @@ typedef struct gemmsmith_rows {
 /* One row kernel. A status of 1 is a size out of range, negative ones are -cudaError_t. */
 typedef struct gemmsmith_row_kernel {
   const char *name;     /* RowSpec.name */
-  int32_t threads;      /* most threads of a block */
+  int32_t threads;      /* most threads of a block whose threads hold the most of a row */
   int32_t shared_bytes; /* dynamic shared memory of a block */
   /* Queues the kernel on `stream` (a cudaStream_t); never synchronises, never allocates. */
   gemmsmith_status (*launch)(const gemmsmith_rows *, void *stream);

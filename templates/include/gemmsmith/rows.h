@@ -551,7 +551,7 @@ inline const char *explain(gemmsmith_status status) {
 
 template <class Kernel>
 constexpr gemmsmith_row_kernel entry(const char *name) {
-  return {name, kMostThreads, 0, launch<Kernel>, explain};
+  return {name, kBlock<Kernel, kMostHeld<Kernel>>, 0, launch<Kernel>, explain};
 }
 
 }  // namespace rows
