@@ -295,6 +295,52 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--ffn", "llama3-8b", "--dtype", "bf16", "--model", "llama3-70b"),
+            "error: --ffn names all that is measured: leave out --model, --dtype\n",
+        ),
+        (
+            ("--epilogues", "llama3-8b", "--all-kernels"),
+            "error: --epilogues names all that is measured: leave out --all-kernels\n",
+        ),
+        (
+            ("--ffn", "llama3-8b", "--epilogues", "llama3-8b"),
+            "error: --ffn names all that is measured: leave out --epilogues\n",
+        ),
+        (
+            ("--dtype", "int8", "--all-kernels"),
+            (
+                "error: --all-kernels goes with bf16 and fp16: benchmarks/sweep.py times single"
+                " int8 kernels\n"
+            ),
+        ),
+    ],
+)
+def test_benchmarks_that_do_not_go_together_are_refused(
+    words: tuple[str, ...], message: str
+) -> None:
+    result = run("bench", *words)
+    assert (result.exit_code, result.output) == (1, message)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--dtype", "s8"), ("--ffn", "llama3-8b"), ("--epilogues", "llama3-8b"), ("--dtype", "bf16")],
+)
+def test_every_benchmark_needs_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run("bench", *words)
+    assert (result.exit_code, result.output) == (
+        1,
+        "error: a benchmark needs a GPU and a CUDA build of torch; found none\n",
+    )
+
+
 def test_the_demo_refuses_an_empty_prompt(file: Path) -> None:
     result = run("demo", "--prompt", "")
     assert (result.exit_code, result.output) == (

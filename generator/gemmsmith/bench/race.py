@@ -204,7 +204,13 @@ class Entrants:
             self.arms[name] = arm
 
     def race(
-        self, section: str, label: str, shape: tuple[int, int, int], *, seconds: float
+        self,
+        section: str,
+        label: str,
+        shape: tuple[int, int, int],
+        *,
+        seconds: float,
+        figures: Mapping[str, float] | None = None,
     ) -> Race:
         """Return the arms timed in interleaved rounds.
 
@@ -227,6 +233,7 @@ class Entrants:
             kernels=self.kernels,
             wrong=self.wrong,
             missing=self.missing,
+            figures=figures or {},
         )
 
 

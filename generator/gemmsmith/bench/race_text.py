@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from gemmsmith.bench.race import Race, RaceReport, Rivalry
 from gemmsmith.bench.report_text import power_line, table
@@ -21,6 +22,7 @@ def race_report(report: RaceReport, *, compact: bool = False) -> str:
         report.notes,
         *tables,
         _standings(report),
+        _figures(report),
         _faults(report),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -88,6 +90,18 @@ def _standings(report: RaceReport) -> str:
         for standing in report.standings
     ]
     return table(head, lines) if lines else ""
+
+
+def _figures(report: RaceReport) -> str:
+    names = dict.fromkeys((race.section, name) for race in report.races for name in race.figures)
+    lines = []
+    for section, name in names:
+        found = [
+            r.figures[name] for r in report.races if r.section == section and name in r.figures
+        ]
+        told = [f"{value:.2f}" for value in (fmean(found), min(found), max(found))]
+        lines.append([name, section, *told, str(len(found))])
+    return table(["figure", "of", "mean", "least", "most", "races"], lines) if lines else ""
 
 
 def _faults(report: RaceReport) -> str:

@@ -34,8 +34,10 @@ def eager_arm(task: Task) -> Arm:
     return [partial(function, *each) for each in arguments]
 
 
-def compiled_arm(task: Task) -> Arm:
+def compiled_arm(task: Task, *, any_m: bool = True) -> Arm:
     """Return the same functions as one, compiled for any number of rows from two up.
+
+    Without ``any_m`` it is compiled for the task's rows alone.
 
     Inductor fuses all that follows the product into one kernel of its own; the product stays with
     cuBLAS. Call :func:`forget_compiled` where another weight is next: a variant is kept for each.
@@ -44,7 +46,7 @@ def compiled_arm(task: Task) -> Arm:
     ready: Function = torch.compile(function, fullgraph=True, dynamic=False)
     x, a_scale = arguments[0][0], arguments[0][2] if task.a_scale is not None else None
     for tensor in (x, a_scale, task.residual):
-        if tensor is not None and tensor.shape[0] > 1:
+        if any_m and tensor is not None and tensor.shape[0] > 1:
             torch._dynamo.mark_dynamic(tensor, 0)
     return [partial(ready, *each) for each in arguments]
 

@@ -86,6 +86,22 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    ffn: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Instead, time the SwiGLU block of this model, in bf16 and int8.",
+            show_default=False,
+        ),
+    ] = None,
+    epilogues: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Instead, tell what bias, activation and residual cost at this model's shapes.",
+            show_default=False,
+        ),
+    ] = None,
     m: Annotated[
         list[int] | None,
         typer.Option(
@@ -98,7 +114,9 @@ def bench(
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0.1, help="Time for each shape; by default 1.5, for int8 0.7.", show_default=False
+            min=0.1,
+            help="Time for each shape; by default 1.5, int8 0.7, blocks 1.",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -133,7 +151,9 @@ def bench(
         return
     asked = Measurement(
         source=source,
-        models=tuple(model or ("llama3-8b",)),
+        models=tuple(model or ()),
+        ffn=ffn,
+        epilogues=epilogues,
         dtype=dtype,
         m=tuple(m) if m else None,
         seconds=seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from gemmsmith.bench.gemm import BenchReport
     from gemmsmith.bench.race import RaceReport
 
+    Measured: TypeAlias = tuple[BenchReport | RaceReport, Callable[[bool], str]]
+    """A report, and what makes text of it, compact or whole."""
+
+_MODELS = ("llama3-8b",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -22,6 +27,9 @@ class Measurement:
 
     source: Path | None
     models: tuple[str, ...]
+    """Empty for the default."""
+    ffn: str | None
+    epilogues: str | None
     dtype: str | None
     m: tuple[int, ...] | None
     seconds: float | None
@@ -44,14 +52,12 @@ def print_self_test(*, as_json: bool) -> None:
 
 
 def print_measured(asked: Measurement) -> None:
-    """Measure and print the report; end with 1 where a result is wrong."""
-    from gemmsmith.dtypes import INT8, parse_dtype
+    """Measure and print the report; end with 1 where a result is wrong.
 
-    try:
-        whole = asked.dtype is not None and parse_dtype(asked.dtype) == INT8
-    except KeyError:
-        whole = False  # told where the other types are checked
-    report, text = _int8(asked) if whole else _gemms(asked)
+    Raises:
+        MeasureError: where the arguments do not go together.
+    """
+    report, text = _way(asked)(asked)
     if asked.as_json:
         print_json(report.as_json())
     else:
@@ -60,22 +66,74 @@ def print_measured(asked: Measurement) -> None:
         raise typer.Exit(1)
 
 
-def _gemms(asked: Measurement) -> tuple[BenchReport, Callable[[bool], str]]:
+def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
+    from gemmsmith.dtypes import INT8, parse_dtype
+
+    if asked.ffn is not None or asked.epilogues is not None:
+        _refuse_others(asked)
+        return _epilogues if asked.ffn is None else _ffn
+    try:
+        return _int8 if asked.dtype and parse_dtype(asked.dtype) == INT8 else _gemms
+    except KeyError:
+        return _gemms  # which tells what is legal
+
+
+def _refuse_others(asked: Measurement) -> None:
+    from gemmsmith.errors import MeasureError
+
+    name = "--epilogues" if asked.ffn is None else "--ffn"
+    given = {
+        "a file of kernels": asked.source,
+        "--model": asked.models,
+        "--dtype": asked.dtype,
+        "--epilogues": asked.ffn and asked.epilogues,
+        "--all-kernels": asked.all_kernels,
+    }
+    others = [other for other, value in given.items() if value]
+    if others:
+        raise MeasureError(f"{name} names all that is measured: leave out {', '.join(others)}")
+
+
+def _gemms(asked: Measurement) -> Measured:
     from gemmsmith.bench.gemm import run_bench
     from gemmsmith.bench.report_text import compact_report, full_report
 
     report = run_bench(
-        asked.models, dtype=asked.dtype, all_kernels=asked.all_kernels, **_common(asked, 1.5)
+        asked.models or _MODELS,
+        dtype=asked.dtype,
+        all_kernels=asked.all_kernels,
+        kernels=asked.source,
+        **_common(asked, 1.5),
     )
     return report, lambda compact: compact_report(report) if compact else full_report(report)
 
 
-def _int8(asked: Measurement) -> tuple[RaceReport, Callable[[bool], str]]:
+def _int8(asked: Measurement) -> Measured:
     from gemmsmith.bench.int8 import run_int8
     from gemmsmith.bench.race_text import race_report
+    from gemmsmith.errors import MeasureError
 
-    _refuse_all_kernels(asked, "int8")
-    report = run_int8(asked.models, **_common(asked, 0.7))
+    if asked.all_kernels:
+        raise MeasureError(
+            "--all-kernels goes with bf16 and fp16: benchmarks/sweep.py times single int8 kernels"
+        )
+    report = run_int8(asked.models or _MODELS, kernels=asked.source, **_common(asked, 0.7))
+    return report, lambda compact: race_report(report, compact=compact)
+
+
+def _ffn(asked: Measurement) -> Measured:
+    from gemmsmith.bench.ffn import run_ffn
+    from gemmsmith.bench.race_text import race_report
+
+    report = run_ffn(str(asked.ffn), **_common(asked, 1.0))
+    return report, lambda compact: race_report(report, compact=compact)
+
+
+def _epilogues(asked: Measurement) -> Measured:
+    from gemmsmith.bench.epilogues import run_epilogues
+    from gemmsmith.bench.race_text import race_report
+
+    report = run_epilogues(str(asked.epilogues), **_common(asked, 1.0))
     return report, lambda compact: race_report(report, compact=compact)
 
 
@@ -86,17 +144,6 @@ def _common(asked: Measurement, seconds: float) -> dict[str, Any]:
         "m": asked.m,
         "json_path": asked.output,
         "seconds_per_shape": seconds if asked.seconds is None else asked.seconds,
-        "kernels": asked.source,
         "progress": lambda line: typer.echo(line, err=True),
         "building": ConsoleProgress(),
     }
-
-
-def _refuse_all_kernels(asked: Measurement, what: str) -> None:
-    from gemmsmith.errors import MeasureError
-
-    if asked.all_kernels:
-        raise MeasureError(
-            f"--all-kernels goes with bf16 and fp16, not with {what}: benchmarks/sweep.py times"
-            " single kernels of every kind"
-        )
