@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import gemmsmith  # noqa: E402
 from gemm_data import (  # noqa: E402
-    GuardedOutput,
     error_bound,
     matrix,
     padded,
@@ -20,62 +17,20 @@ from gemm_data import (  # noqa: E402
     small_integers,
     untouched,
 )
-from gemmsmith.arch import ARCHITECTURES, parse_architecture, portable  # noqa: E402
-from gemmsmith.config import inspect_file  # noqa: E402
 from gemmsmith.errors import NoKernelError  # noqa: E402
 from gemmsmith.kernelset import KernelSet  # noqa: E402
-from gemmsmith.operands import TORCH_DTYPES  # noqa: E402
-from gemmsmith.resources import configs_dir  # noqa: E402
+from kernel_sets import SETS, TORCH_OF, kernel_set, plain_names, run_twice, unit  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-_OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
 TOKENS = (1, 7, 17, 200, 2048)
 WEIGHTS = ((64, 64), (1000, 712), (4096, 1024))
 """(N, K): one tile, odd multiples of 8, many tiles."""
 
 
-OLDER = [row for row in ARCHITECTURES if row.api == "2.x"]
-
-
-@pytest.fixture(
-    scope="module", params=["default", "unusual", *(f"{row.name} on sm_90" for row in OLDER)]
-)
+@pytest.fixture(scope="module", params=SETS)
 def kernels(request: pytest.FixtureRequest) -> KernelSet:
-    """The default kernels of this GPU, unusual ones, and on Hopper those of older architectures.
-
-    What the latter prove where they are emulated is what ``arch.portable`` says.
-    """
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    unusual = Path(__file__).with_name("unusual.yaml")
-    if request.param == "default":
-        loaded = gemmsmith.load(configs_dir() / "kernels")
-    elif request.param == "unusual":
-        loaded = gemmsmith.load(unusual)
-    elif torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the GPU is no Hopper")
-    else:
-        arch = request.param.split()[0]
-        files = (configs_dir() / "kernels", unusual)
-        here = portable(parse_architecture(arch))
-        asked = [entry.spec for file in files for entry in inspect_file(file)]
-        specs = [replace(spec, arch=here) for spec in asked if spec and spec.arch.name == arch]
-        loaded = KernelSet(specs, arch=here, source=request.param)
-    ungated = [
-        spec for spec in loaded.specs if spec.gate == "none"
-    ]  # test_gpu_finish has the others
-    loaded = KernelSet(ungated, arch=loaded.arch, source=loaded.source)
-    loaded.build()
-    return loaded
-
-
-def unit(spec) -> int:  # type: ignore[no-untyped-def]
-    """Return what every size and stride of a call must be a multiple of: 16 B of its smallest type.
-
-    Sizes are odd multiples of it.
-    """
-    return 16 if spec.a.name == "int8" else 8
+    return kernel_set(request.param)
 
 
 def factors(spec) -> tuple[float, float]:  # type: ignore[no-untyped-def]
@@ -83,25 +38,12 @@ def factors(spec) -> tuple[float, float]:  # type: ignore[no-untyped-def]
     return (3.0, -2.0) if spec.d.name == "int32" else (2.0, -0.5)
 
 
-def run_twice(kernel, a, b, letter, out_dtype, padding=0, **extra):  # type: ignore[no-untyped-def]
-    """Return the result on NaN-poisoned, guarded memory; both runs must give equal bits."""
-    results = []
-    for _ in range(2):
-        shape = (*a.shape[:-1], b.shape[-1])
-        guarded = GuardedOutput(shape, letter, out_dtype, "cuda", padding)
-        kernel(a, b, out=guarded.out, **extra)
-        assert not guarded.overrun(), f"{kernel.name} wrote outside its output"
-        results.append(guarded.out)
-    assert torch.equal(results[0], results[1]), f"{kernel.name} differs from run to run"
-    return results[0]
-
-
 def test_integers_are_exact(kernels: KernelSet) -> None:
     tested = 0
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         for m in TOKENS:
             for n, k in WEIGHTS:
                 values_a = small_integers(m, k, dtype=dtype, device="cuda")
@@ -111,7 +53,7 @@ def test_integers_are_exact(kernels: KernelSet) -> None:
                     matrix(k, n, spec.layout[1], values_b),
                 )
                 bias = (
-                    small_integers(n, dtype=_OF_DTYPE[spec.bias_type], device="cuda")
+                    small_integers(n, dtype=TORCH_OF[spec.bias_type], device="cuda")
                     if spec.bias
                     else None
                 )
@@ -122,27 +64,27 @@ def test_integers_are_exact(kernels: KernelSet) -> None:
                     exact = exact + bias.double()
                 if spec.acc.name == "fp16" and exact.abs().max() > 2048:
                     continue  # integers above 2^11 are not exact in fp16
-                result = run_twice(kernel, a, b, spec.layout[2], out_dtype, bias=bias)
+                result = run_twice(kernel, a, b, bias=bias)
                 assert torch.equal(result, rounded(exact, out_dtype)), f"{name} at {m}x{n}x{k}"
                 tested += 1
     print(f"{tested} kernel and shape pairs exact")
-    assert tested >= 3 * len(kernels.names)
+    assert tested >= 3 * len(plain_names(kernels))
 
 
 def test_random_data_within_one_ulp_and_the_sum_bound(kernels: KernelSet) -> None:
     tested = 0
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
         if spec.acc.name != "fp32":
             continue
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         for m, n, k in ((1, 1000, 712), (17, 4096, 1024), (200, 1000, 4096), (2048, 4096, 1024)):
             a = matrix(m, k, spec.layout[0], torch.randn(m, k, dtype=dtype, device="cuda"))
             b = matrix(k, n, spec.layout[1], torch.randn(k, n, dtype=dtype, device="cuda"))
             if kernel.misfit(a, b):
                 continue
-            result = run_twice(kernel, a, b, spec.layout[2], out_dtype)
+            result = run_twice(kernel, a, b)
             exact = a.double() @ b.double()
             magnitude = a.double().abs() @ b.double().abs()
             bound = error_bound(exact, magnitude, k, out_dtype)
@@ -155,7 +97,7 @@ def test_random_data_within_one_ulp_and_the_sum_bound(kernels: KernelSet) -> Non
 
 def test_int8_sums_are_exact_at_the_top_of_their_range(kernels: KernelSet) -> None:
     """127 * 126 * 4096 needs 26 bits, more than the 24 of f32; one product makes the sum odd."""
-    names = [name for name in kernels.names if kernels[name].spec.a.name == "int8"]
+    names = [name for name in plain_names(kernels) if kernels[name].spec.a.name == "int8"]
     if not names:
         pytest.skip("no int8 kernel in this set")
     m, n, k = 40, 48, 4096
@@ -167,9 +109,9 @@ def test_int8_sums_are_exact_at_the_top_of_their_range(kernels: KernelSet) -> No
         kernel = kernels[name]
         spec = kernel.spec
         a, b = matrix(m, k, spec.layout[0], values_a), matrix(k, n, spec.layout[1], values_b)
-        dtype = _OF_DTYPE[spec.d]
+        dtype = TORCH_OF[spec.d]
         alpha = 1.0 if dtype == torch.int32 else 2.0**-20
-        result = run_twice(kernel, a, b, spec.layout[2], dtype, alpha=alpha)
+        result = run_twice(kernel, a, b, alpha=alpha)
         if dtype == torch.int32:
             assert torch.equal(result.double(), exact), name
         else:  # the sum is rounded to f32, then scaled by a power of two, then rounded once more
@@ -177,7 +119,7 @@ def test_int8_sums_are_exact_at_the_top_of_their_range(kernels: KernelSet) -> No
 
 
 def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated(kernels: KernelSet) -> None:
-    names = [name for name in kernels.names if kernels[name].spec.d.name == "int8"]
+    names = [name for name in plain_names(kernels) if kernels[name].spec.d.name == "int8"]
     if not names:
         pytest.skip("no kernel of this set writes int8")
     values_a = torch.randint(-128, 128, (64, 64), dtype=torch.int8, device="cuda")
@@ -192,32 +134,31 @@ def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated(kernels: Kernel
         kernel = kernels[name]
         spec = kernel.spec
         a, b = matrix(64, 64, spec.layout[0], values_a), matrix(64, 64, spec.layout[1], values_b)
-        result = run_twice(kernel, a, b, spec.layout[2], torch.int8, alpha=0.5)
+        result = run_twice(kernel, a, b, alpha=0.5)
         assert torch.equal(result, rounded(exact, torch.int8)), name
 
 
 def test_residual_alpha_beta_and_bias(kernels: KernelSet) -> None:
     tested = 0
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
         m, n, k = (each * unit(spec) for each in (25, 125, 89))
         if not spec.residual:
             continue
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         a = matrix(m, k, spec.layout[0], small_integers(m, k, dtype=dtype, device="cuda", most=1))
         b = matrix(k, n, spec.layout[1], small_integers(k, n, dtype=dtype, device="cuda", most=1))
         c = matrix(m, n, spec.layout[2], small_integers(m, n, dtype=out_dtype, device="cuda"))
-        bias = small_integers(n, dtype=_OF_DTYPE[spec.bias_type], device="cuda")
-        both = spec.arch.api == "3.x"
-        for use_bias in (False, True) if both and spec.bias else (False,):
+        bias = small_integers(n, dtype=TORCH_OF[spec.bias_type], device="cuda")
+        for use_bias in (False, True) if spec.bias else (False,):
             alpha, beta = factors(spec)
-            extra = {"residual": c, "alpha": alpha, "beta": beta}
+            extra: dict[str, Any] = {"residual": c, "alpha": alpha, "beta": beta}
             exact = alpha * (a.double() @ b.double()) + beta * c.double()
             if use_bias:
                 extra["bias"] = bias
                 exact = exact + bias.double()
-            result = run_twice(kernel, a, b, spec.layout[2], out_dtype, **extra)
+            result = run_twice(kernel, a, b, **extra)
             assert torch.equal(result, rounded(exact, out_dtype)), f"{name}, bias {use_bias}"
             tested += 1
         in_place = c.clone(memory_format=torch.preserve_format)
@@ -228,20 +169,20 @@ def test_residual_alpha_beta_and_bias(kernels: KernelSet) -> None:
 
 
 def test_alpha_scales_the_product_and_not_the_bias(kernels: KernelSet) -> None:
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
         m, n, k = (each * unit(spec) for each in (25, 125, 89))
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         a = matrix(m, k, spec.layout[0], small_integers(m, k, dtype=dtype, device="cuda", most=1))
         b = matrix(k, n, spec.layout[1], small_integers(k, n, dtype=dtype, device="cuda", most=1))
-        bias = small_integers(n, dtype=_OF_DTYPE[spec.bias_type], device="cuda")
+        bias = small_integers(n, dtype=TORCH_OF[spec.bias_type], device="cuda")
         for alpha in (-3.0, 2.0) if spec.d.name == "int32" else (-1.5, 0.25):
             for added in (None, bias) if spec.bias else (None,):
                 exact = alpha * (a.double() @ b.double())
                 if added is not None:
                     exact = exact + added.double()
-                result = run_twice(kernel, a, b, spec.layout[2], out_dtype, alpha=alpha, bias=added)
+                result = run_twice(kernel, a, b, alpha=alpha, bias=added)
                 assert torch.equal(result, rounded(exact, out_dtype)), (
                     f"{name}, alpha {alpha}, bias {added is not None}"
                 )
@@ -254,49 +195,49 @@ def epilogues(spec, c, bias):  # type: ignore[no-untyped-def]
         yield {"bias": bias}, bias.double()
     if spec.residual:
         yield {"residual": c, "beta": -2.0}, -2.0 * c.double()
-    if spec.bias and spec.residual and spec.arch.api == "3.x":
+    if spec.bias and spec.residual:
         yield {"bias": bias, "residual": c, "beta": -2.0}, bias.double() - 2.0 * c.double()
 
 
 def test_rows_or_columns_may_lie_apart(kernels: KernelSet) -> None:
     """A, B, residual and D have a leading dimension of their own each; the gaps stay untouched."""
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
         step = unit(spec)
         m, n, k = 25 * step, 33 * step, 17 * step
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         a = small_integers(m, k, dtype=dtype, device="cuda", most=1)
         b = small_integers(k, n, dtype=dtype, device="cuda", most=1)
         c = small_integers(m, n, dtype=out_dtype, device="cuda")
-        bias = small_integers(n, dtype=_OF_DTYPE[spec.bias_type], device="cuda")
+        bias = small_integers(n, dtype=TORCH_OF[spec.bias_type], device="cuda")
         a, b = padded(a, spec.layout[0], 3 * step), padded(b, spec.layout[1], 5 * step)
         c = padded(c, spec.layout[2], 2 * step)
         for extra, added in epilogues(spec, c, bias):
             exact = a.double() @ b.double() + added
-            result = run_twice(kernel, a, b, spec.layout[2], out_dtype, padding=step, **extra)
+            result = run_twice(kernel, a, b, padding=step, **extra)
             assert torch.equal(result, rounded(exact, out_dtype)), f"{name}, {sorted(extra)}"
 
 
 def test_a_batch_of_three(kernels: KernelSet) -> None:
     """Each product has its own A, B and residual; the bias is one for all."""
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
         step = unit(spec)
         m, n, k = 17 * step, 25 * step, 33 * step
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         a = small_integers(3, m, k, dtype=dtype, device="cuda", most=1)
         b = small_integers(3, k, n, dtype=dtype, device="cuda", most=1)
         c = padded(
             small_integers(3, m, n, dtype=out_dtype, device="cuda"), spec.layout[2], 2 * step
         )
-        bias = small_integers(n, dtype=_OF_DTYPE[spec.bias_type], device="cuda")
+        bias = small_integers(n, dtype=TORCH_OF[spec.bias_type], device="cuda")
         a, b = padded(a, spec.layout[0], 0), padded(b, spec.layout[1], step)
         for extra, added in epilogues(spec, c, bias):
             exact = a.double() @ b.double() + added
             for padding in (0, step):
-                result = run_twice(kernel, a, b, spec.layout[2], out_dtype, padding, **extra)
+                result = run_twice(kernel, a, b, padding, **extra)
                 assert torch.equal(result, rounded(exact, out_dtype)), f"{name}, {sorted(extra)}"
 
 
@@ -304,14 +245,14 @@ def test_one_row_or_column_of_a_column_major_output_is_right_or_refused(
     kernels: KernelSet,
 ) -> None:
     """Such a view has both layouts by its strides, or only the one that the kernel lacks."""
-    names = [name for name in kernels.names if kernels[name].spec.layout[2] == "c"]
+    names = [name for name in plain_names(kernels) if kernels[name].spec.layout[2] == "c"]
     if not names:
         pytest.skip("no kernel of this set writes columns")
     right = refused = 0
     for name in names:
         kernel = kernels[name]
         spec = kernel.spec
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         for m, n in ((64, 1), (1, 64), (1, 1)):
             a = small_integers(m, 64, dtype=dtype, device="cuda", most=1)
             b = small_integers(64, n, dtype=dtype, device="cuda", most=1)
@@ -342,12 +283,12 @@ def test_x14_c_is_not_read_when_beta_is_zero(kernels: KernelSet) -> None:
     m = n = 256
     k = 64
     tested = 0
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
         if not spec.residual:
             continue
-        dtype, out_dtype = _OF_DTYPE[spec.a], _OF_DTYPE[spec.d]
+        dtype, out_dtype = TORCH_OF[spec.a], TORCH_OF[spec.d]
         a = matrix(m, k, spec.layout[0], small_integers(m, k, dtype=dtype, device="cuda"))
         b = matrix(k, n, spec.layout[1], small_integers(k, n, dtype=dtype, device="cuda"))
         exact = rounded(a.double() @ b.double(), out_dtype)
@@ -365,7 +306,7 @@ def test_n01_half_accumulators_lose_ones_and_f32_ones_do_not(kernels: KernelSet)
     k = 4096
     names = [
         name
-        for name in kernels.names
+        for name in plain_names(kernels)
         if (kernels[name].spec.a.name, kernels[name].spec.d.name) == ("fp16", "fp16")
     ]
     assert names, "every architecture has fp16"
@@ -386,10 +327,10 @@ def test_n01_half_accumulators_lose_ones_and_f32_ones_do_not(kernels: KernelSet)
 
 def test_a_call_that_does_not_fit_is_refused_and_the_next_one_works(kernels: KernelSet) -> None:
     refused = 0
-    for name in kernels.names:
+    for name in plain_names(kernels):
         kernel = kernels[name]
         spec = kernel.spec
-        dtype = _OF_DTYPE[spec.a]
+        dtype = TORCH_OF[spec.a]
         a = matrix(8, 36, spec.layout[0], torch.ones(8, 36, dtype=dtype, device="cuda"))
         b = matrix(36, 8, spec.layout[1], torch.ones(36, 8, dtype=dtype, device="cuda"))
         if spec.layout.startswith("rc") and spec.alignment.a >= 8 and spec.alignment.b >= 8:

@@ -10,7 +10,7 @@ import pytest
 from gemmsmith.arch import SM_70, SM_80, SM_90A, Architecture, portable
 from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32
 from gemmsmith.errors import IllegalKernelError, Objection
-from gemmsmith.fit import misfit
+from gemmsmith.fit import misfit, misfits
 from gemmsmith.footprint import (
     MAX_STAGES,
     accumulator_registers,
@@ -97,10 +97,10 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         ),
         (
             AMPERE,
-            {"layout": "rcc"},
+            {"gate": "silu"},
             (
-                "epilogue: a 2.x kernel adds its bias along the rows that it stores, and rcc stores"
-                " columns; set epilogue: {bias: false}, or a layout that ends in r"
+                "epilogue: gate silu needs sm_90a: a 2.x epilogue writes as many columns as it"
+                " sums, half as many would need one of its own; set epilogue: {gate: none}"
             ),
         ),
         (AMPERE, {"stages": None}, "stages: 2.x kernels need a number of stages; set stages: 3"),
@@ -497,14 +497,46 @@ def test_calls_that_a_kernel_cannot_take(fields: dict[str, Any], words: str) -> 
     assert misfit(KernelSpec(**HOPPER), call(**fields)) == words
 
 
-def test_a_kernel_without_bias_and_a_2x_kernel_with_both() -> None:
+def test_a_kernel_without_bias_and_kernels_with_both() -> None:
     plain = KernelSpec(**HOPPER, bias=False)
     assert misfit(plain, call(bias=True)) == "the kernel has no bias (epilogue.bias is false)"
-    both = KernelSpec(**AMPERE, residual=True)
-    assert misfit(both, call(bias=True, residual=True)) == (
-        "2.x kernels add a bias or a residual in one call, not both"
+    for fields in (HOPPER, AMPERE):
+        both = KernelSpec(**fields, residual=True)
+        assert misfit(both, call(bias=True, residual=True)) == ""
+
+
+def test_2x_kernels_have_every_epilogue_but_gates() -> None:
+    rich = KernelSpec(**{**AMPERE, "layout": "rcc"}, activation="any", scaled=True, residual=True)
+    asked = call(
+        layout="rcc", bias=True, residual=True, activation="gelu", scaled=True, zero_point=False
     )
-    assert misfit(KernelSpec(**HOPPER, residual=True), call(bias=True, residual=True)) == ""
+    assert misfit(rich, asked) == ""
+    assert misfit(KernelSpec(**AMPERE), call(gate="silu")) == (
+        "gate silu in one kernel needs sm_90a, the kernel is of sm_80"
+    )
+    narrow = {**INTEGERS, "d": INT8, "alignment": Alignment(16, 16, 16)}
+    assert KernelSpec(**narrow, scaled=True, zero_point=True, activation="gelu").name == (
+        "gemm_int8_rcr_128x128x64_w64x64_s4_scaled_zp_actgelu_sm80"
+    )
+
+
+def test_reasons_are_those_of_the_kernels_that_come_nearest() -> None:
+    specs = [
+        KernelSpec(**AMPERE),
+        KernelSpec(**{**AMPERE, "layout": "rrr"}),
+        KernelSpec(**INTEGERS),
+    ]
+    assert misfits(specs, call(gate="silu")) == [
+        "gate silu in one kernel needs sm_90a, the kernel is of sm_80"
+    ]
+    assert misfits(specs, call(activation="gelu")) == [
+        "the kernel's activation is none, the call's is gelu"
+    ]
+    assert misfits(specs, call(a=INT8, b=INT8, d=INT32, scaled=True)) == [
+        "the kernel takes no scales (epilogue.scaled is false)"
+    ]
+    assert len(misfits(specs, call(a=FP16, b=FP16, d=FP16, residual=True))) == 2
+    assert misfits(specs, call(layout="rrr")) == misfits([], call()) == []
 
 
 def test_calls_beyond_a_grid_are_refused_by_kernels_without_a_persistent_one() -> None:

@@ -15,17 +15,26 @@ MOST_INT8_PRODUCTS = (2**31 - 1) // 128**2
 def misfits(specs: Iterable[KernelSpec], problem: GemmProblem) -> list[str]:
     """Return why no kernel of ``specs`` takes the call, each reason once; empty where one does.
 
-    Where some compute what is asked for, the reasons are theirs alone.
+    The reasons are those of the kernels that come nearest to the call: of its types, of its gate,
+    of its layout.
     """
-    every = list(specs)
-    same = [spec for spec in every if not _another_product(spec, problem)]
-    reasons = {misfit(spec, problem) for spec in same or every}
+    near = list(specs)
+    for alike in (_same_types, _same_gate, _same_layout):
+        near = [spec for spec in near if alike(spec, problem)] or near
+    reasons = {misfit(spec, problem) for spec in near}
     return [] if "" in reasons else sorted(reasons)
 
 
-def _another_product(spec: KernelSpec, problem: GemmProblem) -> bool:
-    types = (problem.a, problem.b, problem.d) != (spec.a, spec.b, spec.d)
-    return types or spec.gate != problem.gate
+def _same_types(spec: KernelSpec, problem: GemmProblem) -> bool:
+    return (problem.a, problem.b, problem.d) == (spec.a, spec.b, spec.d)
+
+
+def _same_gate(spec: KernelSpec, problem: GemmProblem) -> bool:
+    return spec.gate == problem.gate
+
+
+def _same_layout(spec: KernelSpec, problem: GemmProblem) -> bool:
+    return spec.layout == problem.layout
 
 
 def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
@@ -33,7 +42,7 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
 
     The sentence names the argument, the value found and the value needed.
     """
-    if (problem.a, problem.b, problem.d) != (spec.a, spec.b, spec.d):
+    if not _same_types(spec, problem):
         return (
             f"the kernel computes {spec.a} @ {spec.b} -> {spec.d},"
             f" the call is {problem.a} @ {problem.b} -> {problem.d}"
@@ -46,8 +55,6 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
         return "the kernel has no residual (epilogue.residual is false)"
     if reason := _other_epilogue(spec, problem):
         return reason
-    if spec.arch.api == "2.x" and problem.bias and problem.residual:
-        return "2.x kernels add a bias or a residual in one call, not both"
     if spec.a == INT8 and problem.k > MOST_INT8_PRODUCTS:
         return f"K={problem.k}: int32 holds {MOST_INT8_PRODUCTS:,} products of -128 * -128 at most"
     if reason := _beyond_the_grid(spec, problem):
@@ -75,6 +82,8 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
 
 
 def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
+    if spec.gate != problem.gate and spec.arch.api == "2.x":
+        return f"gate {problem.gate} in one kernel needs sm_90a, the kernel is of {spec.arch.name}"
     if spec.gate != problem.gate:
         return f"the kernel's gate is {spec.gate}, the call's is {problem.gate}"
     if spec.activation not in ("any", problem.activation):

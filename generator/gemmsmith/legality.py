@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gemmsmith import rules_2x, rules_3x
 from gemmsmith.arch import SM_90A
-from gemmsmith.dtypes import INT8
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.footprint import (
     MAX_STAGES,
@@ -77,24 +76,12 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
                 reason=f"{spec.scheduler} needs sm_90a",
                 fix="set scheduler: static",
             )
-        if spec.gate != "none" or spec.scaled or spec.activation != "none":
+        if spec.gate != "none":
             yield Objection(
                 key="epilogue",
-                reason="gates, scales and activations need sm_90a",
-                fix="set epilogue: {gate: none, scaled: false, activation: none}",
-            )
-        if spec.d == INT8 and spec.bias:
-            yield Objection(
-                key="epilogue",
-                reason="a 2.x kernel with int8 output is alpha * acc alone",
-                fix="set epilogue: {bias: false}",
-            )
-        if spec.bias and spec.layout[2] == "c":
-            yield Objection(
-                key="epilogue",
-                reason=f"a 2.x kernel adds its bias along the rows that it stores,"
-                f" and {spec.layout} stores columns",
-                fix="set epilogue: {bias: false}, or a layout that ends in r",
+                reason=f"gate {spec.gate} needs sm_90a: a 2.x epilogue writes as many columns as"
+                " it sums, half as many would need one of its own",
+                fix="set epilogue: {gate: none}",
             )
         if spec.warp is None:
             yield Objection(

@@ -13,10 +13,13 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/device_kernel.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
+#include "cutlass/epilogue/threadblock/epilogue_base_streamk.h"
+#include "cutlass/epilogue/threadblock/epilogue_with_visitor_callbacks.h"
 #include "cutlass/gemm/kernel/default_gemm_universal.h"
+#include "cutlass/gemm/kernel/gemm_universal_with_visitor.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle.h"
 #include "gemmsmith/abi.h"
-#include "gemmsmith/finish.h"
+#include "gemmsmith/sm80_epilogue.h"
 #include "gemmsmith/status.h"
 
 namespace gemmsmith {
@@ -71,18 +74,27 @@ struct Sm80Gemm {
       cutlass::platform::is_same<typename Traits::LayoutD, cutlass::layout::ColumnMajor>::value;
   using Operands = Sm80Operands<Traits, kTransposed>;
   using ElementD = typename Traits::ElementD;
-  using ElementCompute = typename Traits::ElementCompute;
-  using Epilogue = cutlass::epilogue::thread::LinearCombination<ElementD, Traits::kAlignmentD,
-                                                                typename Traits::ElementAccumulator,
-                                                                typename Traits::ElementCompute>;
-  using Kernel = typename cutlass::gemm::kernel::DefaultGemmUniversal<
+  using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>;
+  /* Its main loop and the iterators of its epilogue are used, its operation is not. */
+  using Usual = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       typename Operands::ElementA, typename Operands::LayoutA, cutlass::ComplexTransform::kNone,
       Operands::kAlignmentA, typename Operands::ElementB, typename Operands::LayoutB,
       cutlass::ComplexTransform::kNone, Operands::kAlignmentB, ElementD, cutlass::layout::RowMajor,
       typename Traits::ElementAccumulator, cutlass::arch::OpClassTensorOp, typename Traits::Arch,
-      typename Operands::Tile, typename Operands::Warp, typename Traits::Instruction, Epilogue,
-      cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>, Traits::kStages,
-      typename Sm80Operator<typename Operands::ElementA>::Type>::GemmKernel;
+      typename Operands::Tile, typename Operands::Warp, typename Traits::Instruction,
+      cutlass::epilogue::thread::LinearCombination<ElementD, Traits::kAlignmentD,
+                                                   typename Traits::ElementAccumulator,
+                                                   typename Traits::ElementCompute>,
+      Swizzle, Traits::kStages, typename Sm80Operator<typename Operands::ElementA>::Type>::GemmKernel;
+  using Finish = Sm80Finish<Traits, kTransposed, typename Operands::Tile,
+                            typename Usual::Epilogue::OutputTileIterator>;
+  static constexpr int kEpilogueStages = 1; /* steps whose accumulators are in shared memory at once */
+  /* Functions are long: one copy for each step of a tile would be five times the rest of the kernel. */
+  static constexpr bool kUnroll =
+      Traits::kActivation == Activation::kNone || Traits::kActivation == Activation::kRelu;
+  using Epilogue = cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Usual::Epilogue, Finish,
+                                                                                kEpilogueStages, kUnroll>;
+  using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<typename Usual::Mma, Epilogue, Swizzle>;
 };
 
 /* `Kernel` derives from Sm80Gemm<Traits>::Kernel; its name is what a profiler shows. */
@@ -94,31 +106,42 @@ struct Sm80Operation {
 
   static typename Kernel::Arguments arguments(gemmsmith_gemm const &call) {
     constexpr bool kT = Types::kTransposed;
-    /* The epilogue has one source: C, or the bias as a matrix whose rows all lie at the same place. */
-    bool const residual = Traits::kResidual && call.c != nullptr && call.beta != 0.0f;
-    bool const bias = Traits::kBias && !residual && call.bias != nullptr;
-    void const *source = residual ? call.c : bias ? call.bias : nullptr;
-    using Scalar = typename Types::ElementCompute;
-    Scalar const beta = static_cast<Scalar>(residual ? call.beta : bias ? 1.0f : 0.0f);
     auto const mode = call.batch > 1 ? cutlass::gemm::GemmUniversalMode::kBatched
                                      : cutlass::gemm::GemmUniversalMode::kGemm;
     cutlass::gemm::GemmCoord const size(static_cast<int>(kT ? call.n : call.m),
                                         static_cast<int>(kT ? call.m : call.n), static_cast<int>(call.k));
+    using Finish = typename Types::Finish;
+    using ElementD = typename Types::ElementD;
+    bool const residual = call.c != nullptr && call.beta != 0.0f;
+    typename Finish::Arguments const finish{
+        {call.alpha, call.out_scale, static_cast<Activation>(call.activation)},
+        call.beta,
+        call.a_scale,
+        call.b_scale,
+        call.a_zero,
+        call.b_sum,
+        static_cast<typename Traits::ElementBias const *>(call.bias),
+        residual ? static_cast<ElementD const *>(call.c) : nullptr,
+        static_cast<ElementD *>(call.d),
+        call.ldc,
+        call.ldd,
+        call.c_batch,
+        call.d_batch};
     return {mode,
             size,
             static_cast<int>(call.batch > 1 ? call.batch : 1),
-            {static_cast<Scalar>(call.alpha), beta},
+            finish,
             kT ? call.b : call.a,
             kT ? call.a : call.b,
-            source,
+            call.c,
             call.d,
             kT ? call.b_batch : call.a_batch,
             kT ? call.a_batch : call.b_batch,
-            residual ? call.c_batch : 0,
+            call.c_batch,
             call.d_batch,
             kT ? call.ldb : call.lda,
             kT ? call.lda : call.ldb,
-            residual ? call.ldc : 0,
+            call.ldc,
             call.ldd};
   }
 
