@@ -53,6 +53,7 @@ def test_the_words_are_those_of_the_files() -> None:
         ({"runs_on": "sm_75"}, "no kernels of sm_80 for sm_75"),
         ({"swap": []}, "unhashable"),
         ({"residual": 0}, "residual is 0, not true or false"),
+        ({"activation": None}, "activation is None, not none or any or relu or gelu"),
         ({"tile": [1, 2]}, "TypeError"),
     ],
 )

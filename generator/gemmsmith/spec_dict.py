@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from gemmsmith.arch import Architecture, parse_architecture, portable
 from gemmsmith.dtypes import DType, parse_dtype
 from gemmsmith.rowspec import ROW_OPERATIONS, AnySpec, RowSpec
-from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
+from gemmsmith.spec import Activation, Alignment, Cluster, Gate, KernelSpec, Tile
 
 _TUPLES: dict[str, type[Tile] | type[Cluster] | type[Alignment]] = {
     "tile": Tile,
@@ -18,6 +18,7 @@ _TUPLES: dict[str, type[Tile] | type[Cluster] | type[Alignment]] = {
     "alignment": Alignment,
 }
 _DTYPES = ("a", "b", "acc", "d", "dtype")
+_WORDS = {"activation": get_args(Activation), "gate": get_args(Gate)}
 
 
 def spec_to_dict(spec: AnySpec) -> dict[str, Any]:
@@ -48,6 +49,8 @@ def spec_from_dict(values: Mapping[str, Any]) -> AnySpec:
         raise ValueError(f"unknown operation {spec.operation!r}")
     for field in fields(spec):
         value = getattr(spec, field.name)
+        if value not in _WORDS.get(field.name, (value,)):
+            raise ValueError(f"{field.name} is {value!r}, not {' or '.join(_WORDS[field.name])}")
         if isinstance(field.default, bool) and not isinstance(value, bool):
             raise ValueError(f"{field.name} is {value!r}, not true or false")
     return spec
