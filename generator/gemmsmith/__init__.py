@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_quantize,
     )
+    from gemmsmith.weights import interleave
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "gate",
     "gate_quantize",
     "gemm",
+    "interleave",
     "last_kernel",
     "load",
     "nn",
@@ -52,6 +54,7 @@ _HOMES = {
     "gate": "row_ops",
     "gate_quantize": "row_ops",
     "gemm": "ops",
+    "interleave": "weights",
     "last_kernel": "ops",
     "load": "kernelset",
     "nn": "nn",
