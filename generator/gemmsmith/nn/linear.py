@@ -1,4 +1,4 @@
-"""Layers whose matrix products run on gemmsmith's kernels."""
+"""A linear layer on gemmsmith's kernels whose parameters are torch's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,23 @@ from gemmsmith.errors import ArgumentTypeError
 if TYPE_CHECKING:
     from gemmsmith.kernelset import ExactKernel, KernelSet
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "check_is_linear", "check_is_tensor"]
+
+
+def check_is_linear(**layers: object) -> None:
+    """Raise ArgumentTypeError where one is not exactly a ``torch.nn.Linear``, or one of ours."""
+    for name, layer in layers.items():
+        if type(layer) not in (torch.nn.Linear, Linear):
+            raise ArgumentTypeError(
+                f"{name} is a {type(layer).__module__}.{type(layer).__qualname__};"
+                " from_torch takes exactly a torch.nn.Linear"
+            )
+
+
+def check_is_tensor(input: object) -> None:  # noqa: A002  torch's name
+    """Raise ArgumentTypeError where a layer's input is not a tensor."""
+    if not isinstance(input, torch.Tensor):
+        raise ArgumentTypeError(f"input is a {type(input).__name__}, not a torch.Tensor")
 
 
 class Linear(torch.nn.Linear):
@@ -42,11 +58,7 @@ class Linear(torch.nn.Linear):
             ArgumentTypeError: where ``linear`` is not exactly a ``torch.nn.Linear``: a subclass may
                 compute something else (LoRA, quantised weights).
         """
-        if type(linear) is not torch.nn.Linear:
-            raise ArgumentTypeError(
-                f"linear is a {type(linear).__module__}.{type(linear).__qualname__};"
-                " from_torch takes exactly a torch.nn.Linear"
-            )
+        check_is_linear(linear=linear)
         layer = cls(
             linear.in_features,
             linear.out_features,
@@ -65,8 +77,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
-        if not isinstance(input, torch.Tensor):
-            raise ArgumentTypeError(f"input is a {type(input).__name__}, not a torch.Tensor")
+        check_is_tensor(input)
         gemm = torch.ops.gemmsmith.gemm.default
         if input.dim() == 1:
             return self.forward(input.unsqueeze(0)).squeeze(0)

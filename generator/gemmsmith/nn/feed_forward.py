@@ -1,0 +1,206 @@
+"""Gated feed-forward blocks, ``down(function(gate(x)) * up(x))``, gate and up in one product."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from gemmsmith.arch import architecture_of
+from gemmsmith.dtypes import INT8
+from gemmsmith.errors import ArgumentError, UnknownArchitectureError
+from gemmsmith.fit import misfits
+from gemmsmith.kernelset import default_kernels
+from gemmsmith.nn.int8 import Int8Linear
+from gemmsmith.nn.linear import check_is_linear, check_is_tensor
+from gemmsmith.nn.prepared import Pair, PreparedLinear
+from gemmsmith.operands import TORCH_DTYPES
+from gemmsmith.problem import GemmProblem
+from gemmsmith.row_ops import gate as gate_op
+from gemmsmith.row_ops import gate_quantize
+from gemmsmith.rowspec import GATE_KINDS, GateKind
+from gemmsmith.weights import Order
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["FeedForward", "Int8FeedForward"]
+
+_log = logging.getLogger(__name__)
+_DTYPES = (torch.bfloat16, torch.float16)
+_TOKENS = (1, 16)
+
+
+class FeedForward(torch.nn.Module):
+    """``down(function(gate(x)) * up(x))`` of a transformer, in bf16 or fp16, for inference.
+
+    The weights of gate and up are interleaved once, a copy of their own. Where the GPU has a gated
+    kernel, one product makes the gated values; elsewhere a product and one further kernel do, which
+    :attr:`apart` and the log say. A ``state_dict`` holds the weights as they were given.
+
+    Args:
+        gate: K to H features.
+        up: the same.
+        down: H to N features.
+        kind: function of the gate, ``silu``, ``gelu`` or ``gelu_tanh``.
+
+    Raises:
+        ArgumentError: where the layers do not fit each other.
+    """
+
+    layer_class: ClassVar[type[PreparedLinear]] = PreparedLinear
+
+    gate_up: PreparedLinear
+    down: PreparedLinear
+    kind: GateKind
+    """Function of the gate."""
+    apart: dict[torch.dtype, str]
+    """Input types for which gate and up are not made in one kernel, and why."""
+
+    def __init__(
+        self,
+        gate: torch.nn.Linear,
+        up: torch.nn.Linear,
+        down: torch.nn.Linear,
+        kind: GateKind = "silu",
+    ) -> None:
+        super().__init__()
+        check_is_linear(gate=gate, up=up, down=down)
+        if (gate.bias is None) != (up.bias is None):
+            raise ArgumentError("gate and up: one has a bias, the other none; give it a zero bias")
+        bias = None if gate.bias is None else (gate.bias, up.bias)
+        self._hold((gate.weight, up.weight), bias, down, kind, "")
+        self.train(gate.training)
+
+    @classmethod
+    def from_fused(
+        cls, gate_up: torch.nn.Linear, down: torch.nn.Linear, order: Order, kind: GateKind = "silu"
+    ) -> Self:
+        """Return the block of one layer (K to 2H) that holds both halves.
+
+        Args:
+            gate_up: the layer.
+            down: H to N features.
+            order: which half comes first: ``gate_up`` (Phi-3, merged Llama weights, xformers) or
+                ``up_gate`` (diffusers' GEGLU, flash-attn's GatedMlp).
+            kind: function of the gate.
+
+        Raises:
+            ArgumentError: where the layers do not fit each other.
+        """
+        check_is_linear(gate_up=gate_up, down=down)
+        if order not in ("gate_up", "up_gate"):
+            raise ArgumentError(f"order is {order!r}; gate_up or up_gate: which half comes first")
+        block = cls.__new__(cls)
+        torch.nn.Module.__init__(block)
+        block._hold(gate_up.weight, gate_up.bias, down, kind, order)
+        return block.train(gate_up.training)
+
+    def _hold(
+        self, weight: Pair, bias: Pair | None, down: torch.nn.Linear, kind: GateKind, order: Order
+    ) -> None:
+        if kind not in GATE_KINDS:
+            raise ArgumentError(f"kind is {kind!r}; {', '.join(GATE_KINDS)} are legal")
+        self.kind = kind
+        self.gate_up = self.layer_class.from_weight(weight, bias, order=order)
+        self.down = self.layer_class.from_weight(down.weight, down.bias)
+        if 2 * down.in_features != self.gate_up.out_features:
+            raise ArgumentError(
+                f"down takes {down.in_features} features, gate and up give"
+                f" {self.gate_up.out_features // 2}"
+            )
+        self._decide()
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """Return (..., N) from (..., K)."""
+        check_is_tensor(input)
+        if input.dim() == 1:
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        return self.down.unpadded(self._padded_result(self.gate_up.padded(input)))
+
+    def _padded_result(self, x: Tensor) -> Tensor:
+        if x.dtype in self.apart:
+            inner = gate_op(self.gate_up.product(x), self.kind, interleaved=True)
+        else:
+            inner = self.gate_up.product(x, gate=self.kind)
+        return self.down.product(inner)
+
+    def extra_repr(self) -> str:
+        """Return the gate's function."""
+        return f"kind={self.kind}"
+
+    def _decide(self) -> None:
+        layer = self.gate_up
+        n, k = layer.preparation.padded
+        self.apart = {}
+        for dtype in _DTYPES:
+            reason = _why_apart(
+                layer.weight.device,
+                dtype,
+                layer.weight.dtype == torch.int8,
+                n,
+                k,
+                layer.bias is not None,
+                self.kind,
+            )
+            if reason:
+                self.apart[dtype] = reason
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._decide()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._decide()  # it may have come from a machine with another GPU
+
+
+class Int8FeedForward(FeedForward):
+    """:class:`FeedForward` with int8 weights and activations, all scales found on the way.
+
+    Quantise, the gated product, quantise, and the second product; where no gated kernel exists,
+    quantise, a product, gate and quantise in one kernel, and the second product.
+    """
+
+    layer_class = Int8Linear
+
+    def _padded_result(self, x: Tensor) -> Tensor:
+        gate_up, down = cast(Int8Linear, self.gate_up), cast(Int8Linear, self.down)
+        q, scale = gate_up.quantize(x)
+        if x.dtype in self.apart and down.input_scale is None:
+            sums = gate_up.quantized_product(q, scale, x.dtype)
+            q, scale = gate_quantize(sums, self.kind, interleaved=True)
+        elif x.dtype in self.apart:
+            sums = gate_up.quantized_product(q, scale, x.dtype)
+            q, scale = down.quantize(gate_op(sums, self.kind, interleaved=True))
+        else:
+            q, scale = down.quantize(gate_up.quantized_product(q, scale, x.dtype, self.kind))
+        return down.quantized_product(q, scale, x.dtype)
+
+
+@cache
+def _why_apart(
+    device: torch.device, dtype: torch.dtype, int8: bool, n: int, k: int, bias: bool, kind: GateKind
+) -> str:
+    """Return why no kernel of ``device`` makes gated values of this kind; empty where one does."""
+    if device.type != "cuda":
+        return ""
+    try:
+        arch = architecture_of(torch.cuda.get_device_capability(device))
+    except UnknownArchitectureError as error:
+        return str(error)
+    d = TORCH_DTYPES[dtype]
+    a = INT8 if int8 else d
+    for m in _TOKENS:
+        problem = GemmProblem(m=m, n=n, k=k, a=a, b=a, d=d, bias=bias, gate=kind, scaled=int8)
+        reasons = misfits(default_kernels(arch.name).specs, problem)
+        if reasons:
+            reason = f"{arch.name}: {'; '.join(reasons)}"
+            _log.info("a product and a gate kernel instead of one gated kernel: %s", reason)
+            return reason
+    return ""
