@@ -1,0 +1,233 @@
+"""What an int8 layer costs in accuracy and gains in time, beside the layer that it replaces."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gemmsmith import nn
+from gemmsmith.bench.measure import ROTATED_BYTES, compare
+from gemmsmith.bench.rounds import Policy
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.ops import last_kernel
+
+__all__ = ["Proof", "Samples", "Timing", "measure_times", "prove", "sample_inputs"]
+
+MOST_ROWS = 256
+"""Rows of a layer's input that are kept: their errors are alike, their memory adds up."""
+RANDOM_ROWS = 64
+AT_ONCE = 1 << 24
+"""Weights that the exact product widens at a time."""
+MOST_COPIES = 64
+"""Copies of a layer that are timed in turns; small ones stay in a cache, as in their model."""
+
+Samples = Tensor | Mapping[str, Tensor] | None
+"""What a model is called with, or the inputs of layers by name; None for random ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Times of both layers in one run, in turns."""
+
+    tokens: int
+    """Rows of the input."""
+    before_us: float
+    """Median µs of the layer that is replaced."""
+    after_us: float
+    """Median µs of the int8 layer, with the quantising of its input."""
+
+    @property
+    def speedup(self) -> float:
+        """How many times as long the replaced layer takes."""
+        return self.before_us / self.after_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """An int8 layer against the exact product of the weights and inputs that it had."""
+
+    rows: int
+    """Rows of the sample input."""
+    random: bool
+    """Whether that was standard normal numbers, for lack of samples."""
+    largest_error: float
+    """Largest absolute difference."""
+    largest_output: float
+    """Largest magnitude of the exact product, to compare that with."""
+    relative_error: float
+    """Root mean square of the differences over that of the exact product."""
+    kernel: str
+    """What ran the product: a kernel's name, ``cpu`` or ``torch``."""
+    torch_reason: str = ""
+    """Why torch ran it on a GPU; else empty."""
+    timings: tuple[Timing, ...] = ()
+    """Times on the GPU; empty elsewhere."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Geometric mean over the numbers of tokens; None where nothing was timed."""
+        if not self.timings:
+            return None
+        logs = [math.log(timing.speedup) for timing in self.timings]
+        return math.exp(sum(logs) / len(logs))
+
+    def objection(self, max_error: float, min_speedup: float) -> str:
+        """Return why the layer should stay as it was; empty where it should not."""
+        if self.torch_reason:
+            return f"no kernel takes it: {self.torch_reason}"
+        if not self.relative_error <= max_error:  # NaN is no proof
+            return (
+                f"int8 is off by {self.relative_error:.2%} of the output's root mean square"
+                f" (max_error {max_error:.2%})"
+            )
+        if self.speedup is not None and self.speedup < min_speedup:
+            times = ", ".join(
+                f"{timing.after_us:.1f} µs against {timing.before_us:.1f} at {timing.tokens} tokens"
+                for timing in self.timings
+            )
+            return f"int8 is no faster: {times} (min_speedup {min_speedup:g})"
+        return ""
+
+
+def sample_inputs(
+    model: torch.nn.Module, layers: Mapping[str, torch.nn.Linear], samples: Samples
+) -> dict[str, Tensor]:
+    """Return some rows of what each layer reads, by name; a layer that is not reached has none.
+
+    Raises:
+        ArgumentError: where ``samples`` names what is no layer, or is of another kind.
+    """
+    if samples is None:
+        return {name: _random(layer) for name, layer in layers.items()}
+    if isinstance(samples, Mapping):
+        known = dict(model.named_modules())
+        for name, x in samples.items():
+            layer = known.get(name)
+            if not isinstance(layer, torch.nn.Linear):
+                raise ArgumentError(f"samples has {name!r}, which is no linear layer of the model")
+            if not isinstance(x, Tensor) or x.shape[-1:] != (layer.in_features,):
+                raise ArgumentError(f"samples[{name!r}] must be (..., {layer.in_features})")
+        return {name: _some_rows(x) for name, x in samples.items() if name in layers}
+    if not isinstance(samples, Tensor):
+        raise ArgumentTypeError(
+            f"samples is a {type(samples).__name__}; token ids, or inputs of layers by name"
+        )
+    with _kept_inputs(layers) as kept, torch.no_grad():
+        model(samples)
+    return {name: _some_rows(torch.cat(parts)) for name, parts in kept.items() if parts}
+
+
+@contextmanager
+def _kept_inputs(layers: Mapping[str, torch.nn.Linear]) -> Iterator[dict[str, list[Tensor]]]:
+    kept: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def keep(
+        name: str, _: torch.nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Tensor]
+    ) -> None:
+        if sum(len(part) for part in kept[name]) < MOST_ROWS:
+            x = given[0] if given else named["input"]
+            kept[name].append(_some_rows(x).clone())
+
+    hooks = [
+        layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _some_rows(x: Tensor) -> Tensor:
+    """Return at most MOST_ROWS rows, evenly spread; the first, whose values are often extreme."""
+    rows = x.detach().reshape(-1, x.shape[-1])
+    if len(rows) <= MOST_ROWS:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, MOST_ROWS, device=rows.device).long()]
+
+
+def _random(layer: torch.nn.Linear) -> Tensor:
+    weight = layer.weight
+    numbers = torch.randn(
+        RANDOM_ROWS, layer.in_features, generator=torch.Generator().manual_seed(0)
+    )
+    return numbers.to(weight.device, weight.dtype)
+
+
+def prove(
+    before: torch.nn.Linear,
+    after: nn.Int8Linear,
+    x: Tensor,
+    *,
+    random: bool,
+    timings: Sequence[Timing] = (),
+) -> Proof:
+    """Return how far ``after`` is off on ``x`` (rows, K), and what ran it."""
+    x = x.to(before.weight.device, before.weight.dtype)
+    with torch.no_grad():
+        found = after(x)
+        record = last_kernel()
+        assert record is not None, "a product was just made"
+        exact = _exact(before, x)
+        difference = found.to(exact.dtype) - exact
+        size = float(exact.square().mean().sqrt())
+        off = float(difference.square().mean().sqrt())
+    return Proof(
+        rows=len(x),
+        random=random,
+        largest_error=float(difference.abs().max()),
+        largest_output=float(exact.abs().max()),
+        relative_error=off / size if size else (0.0 if off == 0 else math.inf),
+        kernel=record.name,
+        torch_reason=record.reason if record.name == "torch" else "",
+        timings=tuple(timings),
+    )
+
+
+def _exact(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    """Return the product in f64; on a GPU in f32, a thousandth of int8's error."""
+    wide = torch.float32 if x.is_cuda else torch.float64
+    step = max(1, AT_ONCE // layer.in_features)
+    parts = [
+        x.to(wide) @ layer.weight[first : first + step].to(wide).t()
+        for first in range(0, layer.out_features, step)
+    ]
+    product = torch.cat(parts, dim=-1)
+    return product if layer.bias is None else product + layer.bias.to(wide)
+
+
+def measure_times(
+    before: torch.nn.Linear, after: nn.Int8Linear, tokens: Collection[int]
+) -> tuple[Timing, ...]:
+    """Return the times of both layers for each number of tokens; nothing where there is no GPU.
+
+    As in a model, weights come from memory: copies of both layers take turns.
+    """
+    weight = before.weight
+    if not weight.is_cuda:
+        return ()
+    count = min(MOST_COPIES, math.ceil(ROTATED_BYTES / weight.numel()))
+    layers = {
+        name: [layer, *(copy.deepcopy(layer) for _ in range(count - 1))]
+        for name, layer in (("before", before), ("after", after))
+    }
+    timings = []
+    with torch.no_grad(), torch.cuda.device(weight.device):
+        for rows in tokens:
+            x = torch.randn(rows, before.in_features, dtype=weight.dtype, device=weight.device)
+            arms = {
+                name: [partial(layer.forward, x) for layer in copies]
+                for name, copies in layers.items()
+            }
+            found = compare(arms, policy=Policy(seconds=0.3, precision=0.02))
+            before_us, after_us = found.median("before"), found.median("after")
+            timings.append(Timing(tokens=rows, before_us=before_us, after_us=after_us))
+    return tuple(timings)
