@@ -70,6 +70,20 @@ def test_generate() -> None:
     assert f"{4 * 211:>8} × " in out
 
 
+def test_int8_model() -> None:
+    try:
+        find_gguf()
+    except ModelFileError as error:
+        pytest.skip(str(error))
+    out = run("int8_model.py", "--tokens", "2", "--text-tokens", "65")
+    assert "| model.layers.29.mlp.down_proj" in out
+    bf16, int8 = (float(each) for each in re.findall(r"(?:bf16|int8) (\d+\.\d+)", out))
+    assert 0 < abs(int8 / bf16 - 1) < 0.05
+    assert "parameters: bf16 269 MB, int8 " in out
+    assert "The capital of France is Paris" in out
+    assert "left: 9" in out  # of the linear FLOPs more than 90 %
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [([""], "the prompt is empty"), (["Once", "--tokens", "0"], "--tokens 0: give a number")],
