@@ -142,7 +142,10 @@ def check_bits(result: RowResult) -> None:
 
 
 def check_gate(result: RowResult) -> None:
-    """Assert that a kernel's gate is torch's up to 2^-18 before rounding."""
+    """Assert that a kernel's gate is torch's up to 2^-18 before rounding (2^-16 in fp32).
+
+    gelu's 1 + erf cancels on its way to small values, on either side.
+    """
     assert not result.overrun
     if result.scale is not None and result.right_scale is not None:
         torch.testing.assert_close(
@@ -152,7 +155,8 @@ def check_gate(result: RowResult) -> None:
         assert difference.max() <= 1
         assert difference.float().mean() < 1e-3
         return
-    steps = 2.0**-18 + torch.finfo(result.right.dtype).eps
+    fp32 = result.right.dtype == torch.float32
+    steps = (2.0**-16 if fp32 else 2.0**-18) + torch.finfo(result.right.dtype).eps
     torch.testing.assert_close(result.out, result.right, rtol=steps, atol=1e-30, equal_nan=True)
     finite = result.right.isfinite()
     assert (result.out[finite] != result.right[finite]).float().mean() < (

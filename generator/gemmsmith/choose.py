@@ -46,6 +46,7 @@ DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast one
 HBM = 4.2e6  # bytes per µs of device memory
 EPILOGUE = 1.1  # µs of a 128x128 tile's epilogue in a cooperative kernel
 PINGPONG_EPILOGUE = 0.8  # the same where only the last tile's is not hidden by a main loop
+FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
 RAMP = 3.0  # µs of a block that is launched for one tile: pipeline fill and epilogue
 POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
@@ -134,6 +135,12 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
         "pingpong": RAMP + PINGPONG_EPILOGUE * area,
         "cooperative": RAMP + EPILOGUE * area * rounds,
     }.get(spec.schedule, RAMP * rounds)
+    if problem.activation != "none":  # ping-pong hides all but the last tile's
+        exposed += (
+            FUNCTION
+            * area
+            * {"pingpong": 1.0, "cooperative": rounds / 2}.get(spec.schedule, rounds)
+        )
     total = busy + exposed + (REDUCTION if split else 0.0)
     if spec.store == "direct":
         total += DIRECT_STORE * area * rounds

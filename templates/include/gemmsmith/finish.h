@@ -31,12 +31,30 @@ CUTLASS_HOST_DEVICE float sigmoid(float x) {
 #endif
 }
 
+/* x times the normal distribution's integral up to x. Abramowitz and Stegun 7.1.26 gives erfc as a
+ * polynomial times exp(-z^2), off by 1.5e-7 at most, in fewer instructions than erff. Where the
+ * integral is small (x = -6) it is off by 0.4 %, where 1 + erf in f32 has no digit left. */
+CUTLASS_HOST_DEVICE float gelu(float x) {
+  float const z = fabsf(x) * 0.70710678f;
+#if defined(__CUDA_ARCH__)
+  float const t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
+  float const decay = __expf(-z * z);
+#else
+  float const t = 1.0f / (1.0f + 0.3275911f * z);
+  float const decay = expf(-z * z);
+#endif
+  float const tail =
+      0.5f * decay * t *
+      (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+
 CUTLASS_HOST_DEVICE float activate(Activation kind, float x) {
   switch (kind) {
     case Activation::kRelu:
       return x < 0.0f ? 0.0f : x; /* NaN stays */
     case Activation::kGelu:
-      return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+      return gelu(x);
     case Activation::kGeluTanh: /* tanh(u) = 2 sigmoid(2 u) - 1 */
       return x * sigmoid(1.5957691f * (x + 0.044715f * x * x * x));
     case Activation::kSilu:
