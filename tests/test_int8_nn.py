@@ -72,9 +72,7 @@ def test_x26_any_number_of_tokens_is_right(m: int, device: str) -> None:
 
 def _kernel_ran(device: str) -> bool:
     record = gemmsmith.last_kernel()
-    return record is not None and (record.name == "cpu") == (device == "cpu") != (
-        record.name == "torch"
-    )
+    return record is not None and record.name.startswith("cpu" if device == "cpu" else "gemm_int8_")
 
 
 @on_each
