@@ -35,27 +35,27 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def real_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cache folder with the two kernels of ``real_kernels``, compiled by nvcc once a session."""
+    """Cache folder with the kernels of ``real_kernels``, compiled by nvcc once a session."""
     from gemmsmith.build import build
-    from real_kernels import AMPERE, HOPPER
+    from real_kernels import EVERY
 
     folder = tmp_path_factory.mktemp("real_cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEMMSMITH_CACHE_DIR", str(folder))
         patch.delenv("GEMMSMITH_NEVER_COMPILE", raising=False)
-        build([AMPERE, HOPPER]).raise_if_failed()
+        build(EVERY).raise_if_failed()
     return folder
 
 
 @pytest.fixture(scope="session")
 def real_libraries(real_cache: Path) -> dict[KernelSpec, Path]:
-    """The compiled libraries of the two kernels of ``real_kernels``."""
+    """The compiled libraries of the kernels of ``real_kernels``."""
     from gemmsmith.lookup import find_built
-    from real_kernels import AMPERE, HOPPER
+    from real_kernels import EVERY
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEMMSMITH_CACHE_DIR", str(real_cache))
-        return find_built([AMPERE, HOPPER])
+        return find_built(EVERY)
 
 
 @cache

@@ -1,9 +1,11 @@
-"""The two real kernels that tests compile: one of each CUTLASS API, quick to build."""
+"""The real kernels that tests compile: of each CUTLASS API, quick to build."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmsmith.arch import SM_80, SM_90A
-from gemmsmith.dtypes import FP16, FP32
+from gemmsmith.dtypes import FP16, FP32, INT8, INT32
 from gemmsmith.spec import Alignment, KernelSpec, Tile
 
 HOPPER = KernelSpec(
@@ -16,6 +18,16 @@ HOPPER = KernelSpec(
     alignment=Alignment(8, 8, 1),
 )
 """sm_90a, bf16, ``rcr``, rows of D at any address."""
+HOPPER_FP16 = replace(HOPPER, a=FP16, b=FP16, d=FP16)
+HOPPER_INT8 = replace(
+    HOPPER,
+    a=INT8,
+    b=INT8,
+    acc=INT32,
+    d=INT32,
+    tile=Tile(16, 64, 128),
+    alignment=Alignment(16, 16, 1),
+)
 AMPERE = KernelSpec(
     arch=SM_80,
     tile=Tile(64, 64, 32),
@@ -31,3 +43,4 @@ AMPERE = KernelSpec(
     alignment=Alignment(8, 8, 1),
 )
 """sm_80, fp16 to a column-major fp32 D."""
+EVERY = (AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from fake_calls import call_of
 from gemmsmith.arch import SM_70, SM_80, SM_89, SM_90A
 from gemmsmith.dtypes import FP16, INT8, INT32
 from gemmsmith.errors import RenderError
+from gemmsmith.launcher.with_ctypes import CtypesLauncher
 from gemmsmith.render import (
     include_dirs,
     render,
@@ -25,7 +28,7 @@ from gemmsmith.render import (
 )
 from gemmsmith.resources import templates_dir
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
-from real_kernels import AMPERE, HOPPER
+from real_kernels import AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8
 
 GOLDEN = Path(__file__).with_name("golden")
 COOPERATIVE = KernelSpec(
@@ -243,6 +246,21 @@ def _readelf(*arguments: str) -> str:
     result = subprocess.run(["readelf", "-W", *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("spec", [HOPPER_FP16, HOPPER, HOPPER_INT8], ids=lambda spec: spec.a.name)
+def test_r03_each_element_type_compiles_for_sm_90a_and_loads_without_a_gpu(
+    spec: KernelSpec, real_libraries: dict[KernelSpec, Path]
+) -> None:
+    library = real_libraries[spec]
+    command = shlex.split(library.with_suffix(".log").read_text().splitlines()[0])
+    targets = [word for word in command if word.startswith(("-gencode", "-arch", "-code"))]
+    assert targets == ["-gencode=arch=compute_90a,code=sm_90a"]
+    (own,) = [each for each in CtypesLauncher().load(str(library)) if each.name == spec.name]
+    assert (own.threads, own.stages) == (256, 4)
+    assert own.can_run(call_of(spec, k=80, lda=80, ldb=80)) == 0
+    assert own.can_run(call_of(spec, k=36, lda=36, ldb=36)) != 0  # TMA wants rows of 16 B
 
 
 @pytest.mark.nvcc
