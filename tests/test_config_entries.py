@@ -38,8 +38,45 @@ def test_c09_element_types_that_volta_lacks(
     assert (spec.arch.name, spec.a.name) == ("sm_70", "fp16")
 
 
-def test_c09_is_refused_before_a_compiler_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        pytest.param(
+            "arch: sm_70, dtype: int8, tile: [128, 128, 32]",
+            "dtype: sm_70 tensor cores take fp16, not int8; int8 needs sm_75 or later",
+            id="c09",
+        ),
+        pytest.param(
+            "arch: sm_80, dtype: fp16, tile: [128, 100, 32], warp: [64, 64, 32]",
+            "tile: tile.n=100 is not a multiple of warp.n=64; tile.n=128 is",
+            id="c11",
+        ),
+        pytest.param(
+            "arch: sm_80, dtype: fp16, tile: [128, 256, 64], stages: 4",
+            "stages: 128x256x64 with stages 4 needs 196,608 B of shared memory, sm_80 has 166,912;"
+            " at most 3 stages fit: 147,456 B",
+            id="c12",
+        ),
+        pytest.param(
+            "arch: sm_80, dtype: fp16, tile: [128, 128, 32], cluster: [2, 1, 1]",
+            "cluster [2, 1] needs sm_90a; sm_80 has no clusters; set cluster: [1, 1]",
+            id="c14",
+        ),
+        pytest.param(
+            "arch: sm_90a, dtype: int8, tile: [128, 128, 64], layout: {a: row, b: row}",
+            "layout: {'a': 'row', 'b': 'row'} does not fit; one of rcr, rrr, ccr, crr, rcc",
+            id="c15-words",
+        ),
+        pytest.param(
+            "arch: sm_90a, dtype: int8, tile: [128, 128, 64], layout: rrr",
+            "layout: rrr: int8 instructions read both operands along K; use b: col (store the"
+            " weight as [N, K]): layout: rcr",
+            id="c15",
+        ),
+    ],
+)
+def test_c09_c11_c12_c14_c15_are_refused_before_a_compiler_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, words: str
 ) -> None:
     mark = tmp_path / "started"
     nvcc = tmp_path / "bin" / "nvcc"
@@ -52,10 +89,12 @@ def test_c09_is_refused_before_a_compiler_starts(
     CliRunner().invoke(app, ["build", str(write(tmp_path, sound))])
     assert mark.exists()  # a sound file gets as far as the compiler
     mark.unlink()
-    wrong = write(tmp_path, sound.replace("sm_80", "sm_70").replace("fp16", "int8"))
-    refused = CliRunner().invoke(app, ["build", str(wrong)])
-    assert refused.exit_code != 0
-    assert "int8 needs sm_75 or later" in refused.output
+    wrong = write(tmp_path, f"families:\n  - {{name: f, {kernel}}}\n")
+    for verb in ("build", "matrix", "export"):
+        refused = CliRunner().invoke(app, [verb, str(wrong)])
+        assert refused.exit_code == 2
+        assert f"{wrong}:2: " in refused.output
+        assert words in refused.output
     assert not mark.exists()
 
 
