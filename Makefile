@@ -24,7 +24,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test toolchains matrix lint format type golden gpu-test bench build
+.PHONY: help demo test sweep toolchains matrix lint format type golden gpu-test bench build
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -34,7 +34,10 @@ demo: $(RUN_READY)  ## build the demo's kernels, show their cards, run SmolLM2 o
 
 # Tests for sm_70 are skipped without its toolkit; .ci/run gets it and sets REQUIRE=sm_70.
 test: $(DEV_READY)  ## all tests that need no GPU, real nvcc compiles among them
-	@$(BIN)/python -m pytest -m "not gpu" --require nvcc $(REQUIRE:%=--require %)
+	@$(BIN)/python -m pytest -m "not gpu and not sweep" --require nvcc $(REQUIRE:%=--require %)
+
+sweep: $(DEV_READY)  ## compile kernels drawn at random, accepted and refused (some 7 minutes)
+	@$(BIN)/python -m pytest tests/test_sweep.py --require nvcc $(REQUIRE:%=--require %)
 
 toolchains:  ## CUDA 11.8 for sm_70, which CUDA 13 cannot target, into build/toolchains
 	@bash build/toolchains/cuda-11.8.sh
