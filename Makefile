@@ -37,7 +37,7 @@ test: $(DEV_READY)  ## all tests that need no GPU, real nvcc compiles among them
 	@$(BIN)/python -m pytest -m "not gpu and not sweep" --require nvcc $(REQUIRE:%=--require %)
 
 sweep: $(DEV_READY)  ## compile kernels drawn at random, accepted and refused (some 7 minutes)
-	@$(BIN)/python -m pytest tests/test_sweep.py --require nvcc $(REQUIRE:%=--require %)
+	@$(BIN)/python -m pytest -m sweep --require nvcc $(REQUIRE:%=--require %)
 
 toolchains:  ## CUDA 11.8 for sm_70, which CUDA 13 cannot target, into build/toolchains
 	@bash build/toolchains/cuda-11.8.sh

@@ -93,13 +93,17 @@ LIMITS: tuple[Limit, ...] = (
     _ampere("shared memory", "stages", _one_stage_more, SM_86),
     _ampere("shared memory", "stages", _one_stage_more, SM_87, a=INT8),
     _ampere("shared memory", "stages", _one_stage_more, SM_89, a=BF16),
-    _ampere("shared memory", "stages", _warps(64, 64, 8, 2), SM_75, **_FP16, **_WIDEST),
-    _ampere("shared memory", "stages", _warps(64, 32, 16, 1), SM_70, **_FP16, **_WIDEST),
+    _ampere("shared memory", "stages", _warps(64, 64, 8, 1), SM_75, **_FP16, **_WIDEST),
+    _ampere("row of a tile", "tile", _warps(32, 32, 1, 2), SM_70, a=FP16, layout="crr"),
+    _ampere("loads of a tile", "warp", _warps(32, 32, 1, 8), SM_80, **_BF16, **_WIDEST),
+    _ampere("registers of a block", "warp", _warps(64, 64, 4, 4), SM_80, **_BF16, stages=3),
     _ampere("tile.n not whole warps", "tile", _tile(n=96), warp=Tile(64, 64, 32), stages=3),
     _ampere("tile.m not whole warps", "tile", _tile(m=96), SM_75, warp=Tile(64, 64, 32), a=FP16),
     _ampere("tile below warp", "tile", _tile(m=32), SM_89, warp=Tile(64, 64, 32), a=BF16),
     _ampere("cp.async of 2 B", "alignment", _aligned(a=1), a=BF16, stages=3),
     _ampere("cp.async of 2 B", "alignment", _aligned(b=2), SM_87, **_INT8, stages=3),
+    _ampere("loads of a thread", "alignment", _aligned(b=1), SM_86, a=FP16, stages=2,
+            tile=Tile(32, 128, 64), warp=Tile(32, 64, 64)),
     _ampere("access of 32 B", "alignment", _aligned(a=16), SM_86, a=FP16, stages=3),
     _ampere("int8 not along K", "layout", _fields(layout="rrr"), SM_75, **_INT8,
             tile=Tile(128, 128, 64), warp=Tile(64, 64, 64)),
@@ -111,6 +115,7 @@ LIMITS: tuple[Limit, ...] = (
     _ampere("two input types", "dtype", _fields(b=FP16), SM_86, **_BF16),
     _ampere("stages without cp.async", "stages", _fields(stages=3), SM_75, a=FP16),
     _ampere("stages without cp.async", "stages", _fields(stages=3), SM_70),
+    _ampere("depth of a tile", "tile", _depth(16), SM_80, **_FEW),
     _ampere("warp tile", "warp", _warps(128, 64), SM_80, **_BF16, **_WIDEST, stages=2),
     _ampere("warps of a block", "warp", _warps(32, 32, 8, 8), SM_80, **_FEW),
     _ampere("d wider than a warp's row", "alignment", _aligned(d=16), SM_89, **_INT8_OUT,
@@ -135,9 +140,7 @@ LIMITS: tuple[Limit, ...] = (
 """What the predicate refuses and what fails when forced: compiling, by its card or when called."""
 
 CHOICES: tuple[Limit, ...] = (
-    _hopper("wgmma width", "tile", _tile(n=8), "pingpong", **_BF16, **_ALONE, store="direct"),
     _ampere("one buffer", "stages", _fields(stages=1), **_FEW),
-    _ampere("depth with bank conflicts", "tile", _depth(16), **_FEW),
     _ampere("depth with bank conflicts", "tile", _depth(64), SM_75, **_FEW),
     _ampere("warp tile", "warp", _warps(16, 32), **_FEW),
     _ampere("warps of a block", "warp", _warps(32, 32, 1, 1), **_FEW),
@@ -146,11 +149,14 @@ CHOICES: tuple[Limit, ...] = (
     # int8 through the ldmatrix iterator of 16-bit elements, which other tiles do not match
     _ampere("int8 not along K", "layout", _fields(layout="rrr"), SM_75, **_INT8,
             tile=Tile(64, 64, 64), warp=Tile(64, 32, 64)),
+    # four of the sixteen parts of B are never loaded
+    _ampere("loads of a tile", "warp", _warps(32, 64, 3, 2), SM_86, **_BF16, **_WIDEST, stages=3),
     # half of a warp's lanes are left with rows beyond the eight that it stores at a time
     _ampere("d wider than a warp's row", "alignment", _aligned(d=16), SM_89, **_INT8_OUT,
             tile=Tile(64, 32, 64)),
 )  # fmt: skip
 """What the predicate refuses although it compiles and is not refused when called.
 
-Slow, or not proven on integer data; the two with a comment must compute wrongly, as CUTLASS reads.
+Slow, or not proven on integer data; the three with a comment must compute wrongly, as CUTLASS's
+source has it.
 """

@@ -92,9 +92,9 @@ def test_as_many_stages_as_fit(tmp_path: Path, arch: str, keys: str, stages: int
 def test_what_is_given_is_kept(tmp_path: Path) -> None:
     spec = one(
         tmp_path,
-        "arch: sm_80, dtype: fp16, tile: [128, 128, 32], warp: [32, 32, 32], stages: 2",
+        "arch: sm_80, dtype: fp16, tile: [128, 128, 32], warp: [64, 32, 32], stages: 2",
     )
-    assert (spec.warp, spec.stages) == ((32, 32, 32), 2)
+    assert (spec.warp, spec.stages) == ((64, 32, 32), 2)
     spec = one(tmp_path, "arch: sm_90a, dtype: fp16, tile: [128, 128, 64], schedule: pingpong")
     assert spec.schedule == "pingpong"
 

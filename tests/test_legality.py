@@ -33,6 +33,8 @@ AMPERE: dict[str, Any] = {
     "store": "smem",
 }
 
+VOLTA: dict[str, Any] = {**AMPERE, "arch": SM_70, "stages": 2, "a": FP16, "b": FP16, "d": FP16}
+
 
 def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
     with pytest.raises(IllegalKernelError) as caught:
@@ -184,22 +186,81 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         (
             AMPERE,
             {"tile": Tile(64, 64, 32)},
-            "warp: 1 warps in a block; 2 to 16 have a template; set warp: [64, 32, 32]",
+            (
+                "warp: 1 warps in a block; 2 to 8 have registers; up to 16 with 32 accumulators a"
+                " thread and 3 stages; set warp: [64, 32, 32]"
+            ),
         ),
         (
             AMPERE,
             {"tile": Tile(256, 128, 32), "warp": Tile(32, 32, 32)},
-            "warp: 32 warps in a block; 2 to 16 have a template; set warp: [64, 64, 32]",
+            "warp: 32 warps in a block; 2 to 16 have registers; set warp: [64, 64, 32]",
         ),
         (
             AMPERE,
             {"tile": Tile(32, 32, 32), "warp": Tile(32, 32, 32)},
-            "warp: 1 warps in a block; 2 to 16 have a template; choose a larger tile",
+            "warp: 1 warps in a block; 2 to 16 have registers; choose a larger tile",
         ),
         (
             AMPERE,
             {"tile": Tile(512, 512, 32), "stages": 2},
-            "warp: 64 warps in a block; 2 to 16 have a template; choose a smaller tile",
+            (
+                "warp: 64 warps in a block; 2 to 8 have registers; up to 16 with 32 accumulators a"
+                " thread and 3 stages; choose a tile with sides of 64, 128 or 256"
+            ),
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(256, 256, 32)},
+            (
+                "warp: 16 warps in a block; 2 to 8 have registers; up to 16 with 32 accumulators a"
+                " thread and 3 stages; choose a tile with sides of 64, 128 or 256"
+            ),
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(96, 128, 32), "warp": Tile(32, 64, 32)},
+            (
+                "warp: 6 warps cannot load b's tile of 128x32 in equal parts of 32 times 16 B;"
+                " choose a tile with sides of 64, 128 or 256"
+            ),
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(32, 256, 32), "warp": Tile(32, 32, 32)},
+            (
+                "warp: 8 warps cannot load a's tile of 32x32 in equal parts of 32 times 16 B;"
+                " set warp: [32, 64, 32]"
+            ),
+        ),
+        (
+            AMPERE,
+            {
+                "tile": Tile(32, 128, 64),
+                "warp": Tile(32, 64, 64),
+                "stages": 2,
+                "alignment": Alignment(8, 1, 8),
+            },
+            (
+                "alignment: b: 2 warps load a tile of 128x64 by 1 elements with over 64 loads a"
+                " thread; set b: 2, or more warps"
+            ),
+        ),
+        (
+            AMPERE,
+            {"tile": Tile(96, 64, 32), "warp": Tile(32, 64, 32), "layout": "crr"},
+            (
+                "tile: tile.m=96 is not a multiple of 64, which loads of a with contiguous m"
+                " take at a time; tile.m=128 is"
+            ),
+        ),
+        (
+            VOLTA,
+            {"tile": Tile(64, 32, 32), "warp": Tile(32, 32, 32), "layout": "rrr"},
+            (
+                "tile: tile.n=32 is not a multiple of 64, which loads of b with contiguous n"
+                " take at a time; tile.n=64 is"
+            ),
         ),
         (
             HOPPER,
@@ -420,7 +481,7 @@ def sweep() -> list[dict[str, Any]]:
         for wm in (32, 64)
         for wn in (32, 64)
         for d in (BF16, FP32)
-        if 2 <= (m // wm) * (n // wn) <= 16
+        if 2 <= (m // wm) * (n // wn) <= 8 and min(m, n) * k * 2 >= 512 * (m // wm) * (n // wn)
     ]
     hopper = [
         {
@@ -550,17 +611,6 @@ def test_calls_beyond_a_grid_are_refused_by_kernels_without_a_persistent_one() -
     assert misfit(dataclasses.replace(plain, schedule="pingpong"), many) == ""
 
 
-VOLTA: dict[str, Any] = {
-    "arch": SM_70,
-    "tile": Tile(128, 128, 32),
-    "warp": Tile(64, 64, 32),
-    "stages": 2,
-    "schedule": "multistage",
-    "store": "smem",
-    "a": FP16,
-    "b": FP16,
-    "d": FP16,
-}
 INTEGERS: dict[str, Any] = {
     **AMPERE,
     "a": INT8,

@@ -178,7 +178,7 @@ class ArchKeys(_Block):
     """Tile of one block: rows and columns of D, depth along K."""
     warp: Annotated[Numbers3, Field(strict=False)] | None = None
     """Tile of one warp (sm_70 to sm_89); where not given, the largest of 64x64, 64x32, 32x64 and
-    32x32 that divides the tile among 4 or 8 warps, else among 2 to 16."""
+    32x32 that divides the tile among 4 or 8 warps, else among others."""
     stages: Annotated[
         int | None,
         BeforeValidator(_automatic),

@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING
 from gemmsmith.dtypes import INT8
 from gemmsmith.errors import Objection
 from gemmsmith.footprint import accumulator_registers, nearest_multiple
+from gemmsmith.rules_loads import MOST_PREDICATES, least_alignment, loads_evenly, whole_rows
 
 if TYPE_CHECKING:
     from gemmsmith.spec import KernelSpec, Tile
 
 WARP_SIZES = (32, 64)  # rows and columns of warp tiles; every pair is proven on integer data
 ACCUMULATORS_PER_THREAD = 128  # 255 registers less two stages of A and B fragments
+MOST_WARPS = 8  # 255 registers of each thread, the most there are, fill a multiprocessor
+MOST_LIGHT_WARPS = 16  # where a thread keeps few registers: 128 are left for each
+LIGHT_ACCUMULATORS = 32  # and 3 stages: loads go by cp.async, not through registers
 
 
 def objections(spec: KernelSpec) -> Iterator[Objection]:
     """Yield what makes ``spec`` impossible; its numbers are positive and its keys of this API."""
     assert spec.warp is not None, "2.x kernels without a warp tile are refused before"
     yield from _warp_tiles(spec, spec.warp)
+    if not spec.tile.m % spec.warp.m and not spec.tile.n % spec.warp.n:
+        yield from _warps(spec, spec.warp)  # else that is what is wrong
     yield from _epilogue_accesses(spec, spec.warp)
 
 
@@ -63,14 +69,6 @@ def _warp_tiles(spec: KernelSpec, warp: Tile) -> Iterator[Objection]:
             f" memory on {spec.arch.name}",
             fix=f"set tile.k={min(depths, key=lambda depth: abs(depth - tile.k))}",
         )
-    warps = (tile.m // warp.m) * (tile.n // warp.n)
-    divided = tile.m % warp.m == 0 and tile.n % warp.n == 0  # else that is what is wrong
-    if divided and not 2 <= warps <= 16:
-        yield Objection(
-            key="warp",
-            reason=f"{warps} warps in a block; 2 to 16 have a template",
-            fix=_other_warp(tile, few=warps < 2),
-        )
     registers = accumulator_registers(spec)
     if registers > ACCUMULATORS_PER_THREAD:
         yield Objection(
@@ -81,14 +79,68 @@ def _warp_tiles(spec: KernelSpec, warp: Tile) -> Iterator[Objection]:
         )
 
 
-def _other_warp(tile: Tile, *, few: bool) -> str:
-    """Offer a warp tile that parts ``tile`` among 2 to 16 warps, the largest there is."""
+def _warps(spec: KernelSpec, warp: Tile) -> Iterator[Objection]:
+    warps = _count(spec, warp)
+    most = _most_warps(spec, warp)
+    if not 2 <= warps <= most:
+        light = f"; up to {MOST_LIGHT_WARPS} with {LIGHT_ACCUMULATORS} accumulators a thread and 3"
+        yield Objection(
+            key="warp",
+            reason=f"{warps} warps in a block; 2 to {most} have registers"
+            + (f"{light} stages" if most == MOST_WARPS else ""),
+            fix=_other_warp(spec, few=warps < 2),
+        )
+        return
+    for operand, axis, size in (("a", "m", spec.tile.m), ("b", "n", spec.tile.n)):
+        step = whole_rows(spec, operand)
+        if size % step:
+            yield Objection(
+                key="tile",
+                reason=f"tile.{axis}={size} is not a multiple of {step}, which loads of"
+                f" {operand} with contiguous {axis} take at a time",
+                fix=f"tile.{axis}={nearest_multiple(size, step)} is",
+            )
+        elif not loads_evenly(spec, operand, warps):
+            yield Objection(
+                key="warp",
+                reason=f"{warps} warps cannot load {operand}'s tile of {size}x{spec.tile.k} in"
+                " equal parts of 32 times 16 B",
+                fix=_other_warp(spec, few=False),
+            )
+        elif (elements := getattr(spec.alignment, operand)) < (
+            least := least_alignment(spec, operand, warps)
+        ):
+            yield Objection(
+                key="alignment",
+                reason=f"{operand}: {warps} warps load a tile of {size}x{spec.tile.k} by {elements}"
+                f" elements with over {MOST_PREDICATES} loads a thread",
+                fix=f"set {operand}: {least}, or more warps",
+            )
+
+
+def _count(spec: KernelSpec, warp: Tile) -> int:
+    return (spec.tile.m // warp.m) * (spec.tile.n // warp.n)
+
+
+def _most_warps(spec: KernelSpec, warp: Tile) -> int:
+    """Warps of a block whose registers are there, however many the compiler takes."""
+    accumulators = warp.m * warp.n // 32 * spec.acc.bytes // 4
+    light = accumulators <= LIGHT_ACCUMULATORS and (spec.stages or 0) > 2
+    return MOST_LIGHT_WARPS if light else MOST_WARPS
+
+
+def _other_warp(spec: KernelSpec, *, few: bool) -> str:
+    """Offer a warp tile that parts the tile among as many warps as can be, the largest there is."""
     for m in reversed(WARP_SIZES):
         for n in reversed(WARP_SIZES):
-            whole = tile.m % m == 0 and tile.n % n == 0
-            if whole and 2 <= (tile.m // m) * (tile.n // n) <= 16:
-                return f"set warp: {[m, n, tile.k]}"
-    return "choose a larger tile" if few else "choose a smaller tile"
+            warp = spec.tile._replace(m=m, n=n)
+            if spec.tile.m % m or spec.tile.n % n:
+                continue
+            warps = _count(spec, warp)
+            even = all(loads_evenly(spec, operand, warps) for operand in "ab")
+            if 2 <= warps <= _most_warps(spec, warp) and even:
+                return f"set warp: {list(warp)}"
+    return "choose a larger tile" if few else "choose a tile with sides of 64, 128 or 256"
 
 
 def _depths(spec: KernelSpec) -> tuple[int, ...]:

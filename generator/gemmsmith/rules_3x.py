@@ -34,8 +34,7 @@ def _warpgroup_tiles(spec: KernelSpec) -> Iterator[Objection]:
             f" which {spec.schedule} needs",
             fix=f"tile.{m_side}={nearest_multiple(tile.m, step)} is",
         )
-    # wgmma steps by 8 (int8: by 16); TMA stores do not compile for 8, direct ones are not proven
-    width = 16
+    width = 16  # wgmma steps by 8 (int8: by 16), but most collectives do not compile for 8
     if tile.n % width or tile.n > 256:
         yield Objection(
             key="tile",
