@@ -68,8 +68,8 @@ def test_ops_run_kernels_and_give_the_cpu_s_bits() -> None:
     x, residual = torch.randn(3, 37, 1000).to(BF16), torch.randn(3, 37, 1000).to(BF16)
     weight = torch.randn(1000).to(BF16)
     on_gpu = [tensor.cuda() for tensor in (x, weight, residual)]
-    right = gemmsmith.quantize_rows(x)
-    same(gemmsmith.quantize_rows(on_gpu[0]), right)
+    quantized = gemmsmith.quantize_rows(x)
+    same(gemmsmith.quantize_rows(on_gpu[0]), quantized)
     assert row_ops.last_row_kernel().startswith("rows_quantize_bf16_")
     for norm in (gemmsmith.rms_norm, gemmsmith.rms_norm_quantize):
         for given in (None, residual):
