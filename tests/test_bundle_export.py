@@ -133,8 +133,9 @@ def test_gpus_of_other_machines_are_refused_by_name_and_else_left_out(
 
 
 def test_what_no_toolkit_here_targets_is_left_out_unless_asked_for(
-    tmp_path: Path, nvcc: FakeNvcc
+    tmp_path: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gemmsmith.toolchains.made_toolkits", lambda: ())
     volta = dataclasses.replace(
         ampere(), arch=SM_70, a=FP16, b=FP16, d=FP16, stages=2, alignment=Alignment(8, 8, 8)
     )
