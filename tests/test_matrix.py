@@ -238,3 +238,16 @@ def test_strict_fails_where_a_toolkit_is_missing(
     assert f"sm_70 fp16: skipped: because no CUDA 11.8 here: bash {SCRIPT}" in strict.stdout
     monkeypatch.setenv("GEMMSMITH_TOOLKITS", str(lay_toolkit(tmp_path / "11.8")))
     assert run(file, "--strict", "--plan").exit_code == 0
+
+
+def test_a_cell_tells_why_its_kernels_cannot_exist(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "families:\n"
+        "  - {name: two, arch: [sm_75, sm_80], dtype: [fp16, int8], tile: [64, 64, 64],\n"
+        "     per_arch: {sm_75: {tile: [64, 64, 32]}}}\n"
+    )
+    cells = json.loads(run(file, "--plan", "--json").stdout)["cells"]
+    (turing,) = [each for each in cells if (each["arch"], each["dtype"]) == ("sm_75", "int8")]
+    assert turing["state"] == "skipped"
+    assert "tile.k=32 of int8: 64 has a conflict-free layout" in turing["reason"]

@@ -110,6 +110,7 @@ def make_matrix(
     *,
     plan: bool = False,
     run_on: str | None = None,
+    skipped: Mapping[tuple[str, str], str] | None = None,
     table: Table | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -121,6 +122,7 @@ def make_matrix(
         archs: rows to show; by default all of the table.
         plan: whether to compile nothing.
         run_on: ``sm_90`` for the variants of older architectures' kernels that a Hopper GPU runs.
+        skipped: why a file's kernels cannot exist, by names of architecture and input type.
         table: what is meant to be built; by default :func:`read_matrix`'s.
         jobs: compilers at once.
         progress: hears of the compiling.
@@ -140,7 +142,7 @@ def make_matrix(
         slot
         for row in table.rows
         if archs is None or row.arch in archs
-        for slot in _slots(row, dtypes, specs, table, run_on)
+        for slot in _slots(row, dtypes, specs, table, run_on, skipped or {})
     ]
     cells = [_looked_up(slot) for slot in slots]
     if not plan:
@@ -154,6 +156,7 @@ def _slots(
     specs: Sequence[KernelSpec],
     table: Table,
     run_on: str | None,
+    skipped: Mapping[tuple[str, str], str],
 ) -> list[_Slot]:
     """Return the cells of one architecture, all toolkits."""
     own = [spec for spec in specs if spec.arch == row.arch]
@@ -171,7 +174,7 @@ def _slots(
     for column in _columns(row, arch, table):
         for dtype in dtypes:
             wanted = tuple(spec for spec in own if spec.a.name == dtype)
-            why = _no_kernels(row, dtype, wanted)
+            why = _no_kernels(row, dtype, wanted, skipped.get((row.arch.name, dtype), ""))
             if why:
                 slots.append(_skipped(row, dtype, column.release, why))
                 continue
@@ -190,12 +193,12 @@ def _slots(
     return slots
 
 
-def _no_kernels(row: Row, dtype: str, wanted: Sequence[KernelSpec]) -> str:
+def _no_kernels(row: Row, dtype: str, wanted: Sequence[KernelSpec], illegal: str) -> str:
     if dtype not in [known.name for known in row.arch.inputs]:
         return f"{row.arch.name} has no tensor cores for {dtype}"
     if dtype not in row.dtypes:
         return "the matrix leaves it out"
-    return "" if wanted else "no kernel asks for it"
+    return "" if wanted else illegal or "no kernel asks for it"
 
 
 def _skipped(row: Row, dtype: str, release: str, why: str) -> _Slot:

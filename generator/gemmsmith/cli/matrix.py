@@ -46,6 +46,7 @@ def matrix(
     cell failed; with 2 where the files or options are wrong.
     """
     from gemmsmith.arch import parse_architecture
+    from gemmsmith.config import skipped_entries
     from gemmsmith.matrix import make_matrix
     from gemmsmith.progress import ConsoleProgress
 
@@ -54,7 +55,16 @@ def matrix(
     rows = None if words is None else [parse_architecture(word) for word in words]
     if rows is None and source is not None:
         rows = list({spec.arch.name: spec.arch for spec in specs}.values())
-    made = make_matrix(specs, rows, plan=plan, run_on=run_on, jobs=jobs, progress=ConsoleProgress())
+    entries = skipped_entries(source) if source is not None else ()
+    made = make_matrix(
+        specs,
+        rows,
+        plan=plan,
+        run_on=run_on,
+        skipped={(entry.arch.name, entry.a.name): entry.reason for entry in entries},
+        jobs=jobs,
+        progress=ConsoleProgress(),
+    )
     if as_json:
         print_json(made.as_dict())
     else:
