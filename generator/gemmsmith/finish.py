@@ -50,10 +50,6 @@ class Finish(NamedTuple):
         a_scale, b_scale, a_zero, b_sum = (0 if v is None else v.data_ptr() for v in vectors)
         return (a_scale, b_scale, a_zero, b_sum)
 
-    def columns(self, n: int) -> int:
-        """Return how many columns D has for B's ``n``."""
-        return n if self.gate == "none" else n // 2
-
 
 PLAIN = Finish()
 """No function, no scale."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ def new_output(
     out_dtype: torch.dtype | None,
     gate: str = "none",
 ) -> Tensor:
+    """Return memory for the result of a call, in the layout that its kernels write."""
     dtype = _output_dtype(a, kernels, out_dtype)
     shape = check(a, b, bias, residual, dtype, gate)
     if output_letter(kernels, TORCH_DTYPES[a.dtype]) == "r":
@@ -88,121 +89,6 @@ def new_output(
         return torch.empty(transposed, dtype=dtype, device=a.device).mT
     rows = math.prod(shape[:-1])
     return torch.empty((shape[-1], rows), dtype=dtype, device=a.device).t().view(shape)
-
-
-def _check_out(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    kernels: str,
-    gate: str,
-) -> None:
-    dtype = _output_dtype(a, kernels, out.dtype)
-    shape = check(a, b, bias, residual, dtype, gate)
-    if out.device != a.device:
-        raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
-    if tuple(out.shape) != shape:
-        raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
-
-
-def _fake(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    kernels: str = "",
-    activation: str = "none",
-    gate: str = "none",
-    a_scale: Tensor | None = None,
-    b_scale: Tensor | None = None,
-    a_zero_point: Tensor | None = None,
-    b_sum: Tensor | None = None,
-    out_scale: float = 1.0,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    out = new_output(a, b, bias, residual, kernels, out_dtype, gate)
-    _check_factors(out.dtype, alpha, beta)
-    return out
-
-
-def _fake_out(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    kernels: str = "",
-    activation: str = "none",
-    gate: str = "none",
-    a_scale: Tensor | None = None,
-    b_scale: Tensor | None = None,
-    a_zero_point: Tensor | None = None,
-    b_sum: Tensor | None = None,
-    out_scale: float = 1.0,
-    *,
-    out: Tensor,
-) -> None:
-    _check_out(a, b, bias, residual, out, kernels, gate)
-    _check_factors(out.dtype, alpha, beta)
-
-
-def _gemm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    kernels: str = "",
-    activation: str = "none",
-    gate: str = "none",
-    a_scale: Tensor | None = None,
-    b_scale: Tensor | None = None,
-    a_zero_point: Tensor | None = None,
-    b_sum: Tensor | None = None,
-    out_scale: float = 1.0,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    out = new_output(a, b, bias, residual, kernels, out_dtype, gate)
-    _check_factors(out.dtype, alpha, beta)
-    vectors = (a_scale, b_scale, a_zero_point, b_sum)
-    finish = _finish(a, b, residual, activation, gate, *vectors, out_scale)
-    _run(a, b, bias, residual, alpha, beta, finish, kernels, out)
-    return out
-
-
-def _gemm_out(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    kernels: str = "",
-    activation: str = "none",
-    gate: str = "none",
-    a_scale: Tensor | None = None,
-    b_scale: Tensor | None = None,
-    a_zero_point: Tensor | None = None,
-    b_sum: Tensor | None = None,
-    out_scale: float = 1.0,
-    *,
-    out: Tensor,
-) -> None:
-    _check_out(a, b, bias, residual, out, kernels, gate)
-    _check_factors(out.dtype, alpha, beta)
-    if out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
-        raise ArgumentError(
-            "out is a or b: a kernel reads them while it writes; pass a third tensor"
-        )
-    vectors = (a_scale, b_scale, a_zero_point, b_sum)
-    finish = _finish(a, b, residual, activation, gate, *vectors, out_scale)
-    _run(a, b, bias, residual, alpha, beta, finish, kernels, out)
 
 
 def problem(
@@ -220,49 +106,94 @@ def problem(
     return operands(a, b, bias, residual, out, letter, finish).problem()
 
 
-def _finish(
-    a: Tensor,
-    b: Tensor,
-    residual: Tensor | None,
-    activation: str,
-    gate: str,
-    a_scale: Tensor | None,
-    b_scale: Tensor | None,
-    a_zero_point: Tensor | None,
-    b_sum: Tensor | None,
-    out_scale: float,
-) -> Finish:
-    vectors = (a_scale, b_scale, a_zero_point, b_sum)
-    if (activation, gate, out_scale, *vectors) == _DEFAULTS:
-        return PLAIN
-    if gate != "none" and residual is not None:
+class _Call(NamedTuple):
+    """The arguments of the op, in the order of its schema."""
+
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    kernels: str = ""
+    activation: str = "none"
+    gate: str = "none"
+    a_scale: Tensor | None = None
+    b_scale: Tensor | None = None
+    a_zero_point: Tensor | None = None
+    b_sum: Tensor | None = None
+    out_scale: float = 1.0
+    out_dtype: torch.dtype | None = None
+
+    def new_output(self) -> Tensor:
+        """Return memory for the result of the checked call."""
+        a, b, bias, residual, alpha, beta, kernels = self[:7]
+        out = new_output(a, b, bias, residual, kernels, self.out_dtype, self.gate)
+        _check_factors(out.dtype, alpha, beta)
+        return out
+
+    def check_output(self, out: Tensor) -> None:
+        """Check the call and that its result can be written to ``out``."""
+        a = self.a
+        dtype = _output_dtype(a, self.kernels, out.dtype)
+        shape = check(a, self.b, self.bias, self.residual, dtype, self.gate)
+        if out.device != a.device:
+            raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
+        if tuple(out.shape) != shape:
+            raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
+        _check_factors(out.dtype, self.alpha, self.beta)
+
+    def finish(self) -> Finish:
+        """Return what the call does with its sums beside alpha, bias and residual."""
+        vectors = (self.a_scale, self.b_scale, self.a_zero_point, self.b_sum)
+        given = (self.activation, self.gate, *vectors, self.out_scale)
+        if given == _PLAIN:
+            return PLAIN
+        if self.gate != "none" and self.residual is not None:
+            raise ArgumentError(
+                f"gate {self.gate} with a residual: add it to what is computed from the gate"
+            )
+        return make_finish(self.a, self.b, *given)
+
+    def run(self, out: Tensor) -> None:
+        """Write the result of the checked call to ``out``."""
+        a, b, bias, residual, alpha, beta, kernels = self[:7]
+        finish = self.finish()
+        if a.is_cuda:
+            run_on_cuda(a, b, bias, residual, alpha, beta, finish, kernels, out)
+            return
+        if kernels and out.numel() and a.shape[-1]:  # what a GPU would refuse is refused here too
+            used = residual if beta else None
+            refuse_misfit(kernels, problem(a, b, bias, used, out, finish, kernels))
+        run_on_cpu(a, b, bias, residual, alpha, beta, finish, out)
+
+
+_PLAIN = ("none", "none", None, None, None, None, 1.0)
+
+
+def _fake(*args: Any, **kwargs: Any) -> Tensor:
+    return _Call(*args, **kwargs).new_output()
+
+
+def _fake_out(*args: Any, out: Tensor, **kwargs: Any) -> None:
+    _Call(*args, **kwargs).check_output(out)
+
+
+def _gemm(*args: Any, **kwargs: Any) -> Tensor:
+    call = _Call(*args, **kwargs)
+    out = call.new_output()
+    call.run(out)
+    return out
+
+
+def _gemm_out(*args: Any, out: Tensor, **kwargs: Any) -> None:
+    call = _Call(*args, **kwargs)
+    call.check_output(out)
+    if out.numel() and out.data_ptr() in (call.a.data_ptr(), call.b.data_ptr()):
         raise ArgumentError(
-            f"gate {gate} with a residual: add it to what is computed from the gate"
+            "out is a or b: a kernel reads them while it writes; pass a third tensor"
         )
-    return make_finish(a, b, activation, gate, *vectors, out_scale)
-
-
-_DEFAULTS = ("none", "none", 1.0, None, None, None, None)
-
-
-def _run(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    alpha: float,
-    beta: float,
-    finish: Finish,
-    kernels: str,
-    out: Tensor,
-) -> None:
-    if a.is_cuda:
-        run_on_cuda(a, b, bias, residual, alpha, beta, finish, kernels, out)
-        return
-    if kernels and out.numel() and a.shape[-1]:  # what a GPU would refuse is refused here too
-        used = residual if beta else None
-        refuse_misfit(kernels, problem(a, b, bias, used, out, finish, kernels))
-    run_on_cpu(a, b, bias, residual, alpha, beta, finish, out)
+    call.run(out)
 
 
 def forward_only(name: str) -> Callable[..., Any]:

@@ -70,12 +70,13 @@ def gemm(
         NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUTLASS or CUDA refuses.
     """
-    named = {"a": a, "b": b, "bias": bias, "residual": residual, "out": out}
-    vectors = {"a_scale": a_scale, "b_scale": b_scale, "a_zero_point": a_zero_point, "b_sum": b_sum}
-    for name, tensor in (named | vectors).items():
-        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("a", "b")):
+    tensors = (a, b, bias, residual, out, a_scale, b_scale, a_zero_point, b_sum)
+    for name, tensor in zip(_TENSORS, tensors, strict=True):
+        if tensor is None and name not in ("a", "b"):
+            continue
+        if not isinstance(tensor, Tensor):
             raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-        if tensor is not None and tensor.layout != torch.strided:
+        if tensor.layout != torch.strided:
             raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
     for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta)):
         if not isinstance(factor, (int, float)):
@@ -85,39 +86,18 @@ def gemm(
             f"beta is {beta} without a residual; to add to what out holds, pass residual=out"
         )
     scale = float(residual is not None) if beta is None else float(beta)
+    functions = (activation, gate, a_scale, b_scale, a_zero_point, b_sum, out_scale)
+    given = (a, b, bias, residual, alpha, scale, kernels, *functions)
     if out is None:
-        result: Tensor = torch.ops.gemmsmith.gemm.default(
-            a,
-            b,
-            bias,
-            residual,
-            alpha,
-            scale,
-            kernels,
-            activation,
-            gate,
-            *vectors.values(),
-            out_scale,
-            out_dtype,
-        )
+        result: Tensor = torch.ops.gemmsmith.gemm.default(*given, out_dtype)
         return result
     if out_dtype not in (None, out.dtype):
         raise ArgumentError(f"out_dtype is {out_dtype}, out is {out.dtype}: give one of them")
-    torch.ops.gemmsmith.gemm_out.default(
-        a,
-        b,
-        bias,
-        residual,
-        alpha,
-        scale,
-        kernels,
-        activation,
-        gate,
-        *vectors.values(),
-        out_scale,
-        out=out,
-    )
+    torch.ops.gemmsmith.gemm_out.default(*given, out=out)
     return out
+
+
+_TENSORS = ("a", "b", "bias", "residual", "out", "a_scale", "b_scale", "a_zero_point", "b_sum")
 
 
 def problem_of(
