@@ -18,12 +18,10 @@ from gemmsmith.elf import LibraryNeeds, read_needs
 from gemmsmith.errors import BundleError, ToolchainError
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.manifest import MANIFEST, BundledFile, BundledKernel, Manifest
+from gemmsmith.matrix_table import read_matrix
 from gemmsmith.progress import Progress
 from gemmsmith.rowspec import AnySpec
 from gemmsmith.spec_dict import spec_to_dict
-
-_HOSTS = {"sm_87": ("aarch64",)}
-"""Machines that GPUs of an architecture come in, where these are not of every kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +56,12 @@ def exportable(specs: Sequence[AnySpec], *, asked: Sequence[str]) -> Exportable:
 
 def foreign_host(arch: Architecture) -> str:
     """Return why a library made here does not load where GPUs of ``arch`` are; empty if it does."""
-    hosts, here = _HOSTS.get(arch.runs_on, ()), platform.machine()
-    if not hosts or here in hosts:
+    hosts = {row.arch.name: row.host for row in read_matrix().rows}
+    host, here = hosts.get(arch.runs_on), platform.machine()
+    if host in (None, here):
         return ""
     return (
-        f"{arch.name} GPUs sit in {' or '.join(hosts)} machines, and a library made here loads on "
+        f"{arch.name} GPUs sit in {host} machines, and a library made here loads on "
         f"{here} machines only: run gemmsmith export --arch {arch.name} on such a machine"
     )
 

@@ -26,7 +26,7 @@ from gemmsmith.nvml import devices
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.proof import Samples, Timing, measure_times, prove, sample_inputs
-from gemmsmith.weights import MULTIPLE
+from gemmsmith.row_math import padded
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import KernelSet
@@ -244,7 +244,7 @@ def _misfit(
     """
     a = INT8 if int8 else dtype
     if int8:
-        n, k = (size + -size % MULTIPLE for size in (n, k))
+        n, k = padded(n), padded(k)
     try:
         sets = _default_specs(device) if kernels is None else (kernels.specs,)
     except UnknownArchitectureError as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.spec import Gate
+from gemmsmith.spec import GATE_BLOCK, Gate
 
 ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu", "gelu_tanh", "silu")
 """Functions of a result, by their number in the C interface."""
@@ -77,7 +77,7 @@ def make_finish(
     if gate != "none" and activation != "none":
         raise ArgumentError(f"gate {gate} and activation {activation}: a call has one of them")
     rows, n = a.shape[:-1].numel(), b.shape[-1]
-    if gate != "none" and n % 16:
+    if gate != "none" and n % (2 * GATE_BLOCK):
         raise ArgumentError(f"b has {n} columns; a gate wants blocks of 16: 8 of the gate, 8 of up")
     if a_zero_point is not None and a.dtype != torch.int8:
         raise ArgumentTypeError(f"a_zero_point goes with int8, a is {a.dtype}")
@@ -137,7 +137,7 @@ def finished(
     if bias is not None:
         result = result + bias.reshape(-1).to(result.dtype)
     if finish.gate != "none":
-        blocks = result.reshape(-1, shape[-1] // 16, 2, 8)
+        blocks = result.reshape(-1, shape[-1] // (2 * GATE_BLOCK), 2, GATE_BLOCK)
         result = _FUNCTIONS[finish.gate](blocks[..., 0, :]) * blocks[..., 1, :]
         return result.reshape(*shape[:-1], shape[-1] // 2)
     return _FUNCTIONS[finish.activation](result).reshape(shape)

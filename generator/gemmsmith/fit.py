@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gemmsmith.dtypes import INT8
 from gemmsmith.problem import GemmProblem
-from gemmsmith.spec import KernelSpec
+from gemmsmith.spec import GATE_BLOCK, KernelSpec
 
 MOST_BLOCKS_YZ = 65_535  # of a grid's second and third dimension
 MOST_INT8_PRODUCTS = (2**31 - 1) // 128**2
@@ -94,7 +94,7 @@ def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
         return "scales go with one matrix b, not with a batch of them"
     if problem.zero_point and not spec.zero_point:
         return "the kernel takes no zero point (epilogue.zero_point is false)"
-    if problem.gate != "none" and problem.n % 16:
+    if problem.gate != "none" and problem.n % (2 * GATE_BLOCK):
         return f"N={problem.n} is not a multiple of 16, the blocks of gate and up"
     return ""
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from gemmsmith.rowspec import GateKind
+from gemmsmith.spec import GATE_BLOCK
 
 PADDING = 16
-"""int8 rows are padded with zeros to a multiple of this: what tensor cores and TMA ask for."""
+"""int8 rows and their weights are padded with zeros to a multiple of it: 16 B, for TMA."""
 CHUNK = 8
-"""Elements whose squares are summed in f32; also the blocks of interleaved gates."""
+"""Elements whose squares are summed in f32."""
 SMALLEST = 2.0**-100
 """Rows whose largest magnitude is below count as zero; 127 / it could overflow."""
 
@@ -58,7 +59,7 @@ def gated(x: Tensor, kind: GateKind, interleaved: bool) -> Tensor:
     """Return ``activation(gate) * up`` in f32 (M, N) from ``x`` (M, 2N)."""
     rows, columns = x.shape
     if interleaved:
-        gate, up = x.reshape(rows, columns // (2 * CHUNK), 2, CHUNK).float().unbind(2)
+        gate, up = x.reshape(rows, columns // (2 * GATE_BLOCK), 2, GATE_BLOCK).float().unbind(2)
         gate, up = gate.reshape(rows, columns // 2), up.reshape(rows, columns // 2)
     else:
         gate, up = x.float().chunk(2, -1)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.row_math import CHUNK, padded
+from gemmsmith.row_math import padded
 from gemmsmith.rowspec import GATE_KINDS
+from gemmsmith.spec import GATE_BLOCK
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What row operations read."""
@@ -56,9 +57,9 @@ def _check_gate(x: Tensor, kind: str, interleaved: bool) -> None:
     _check_input(x)
     if kind not in GATE_KINDS:
         raise ArgumentError(f"kind is {kind!r}; {', '.join(GATE_KINDS)} are legal")
-    step = 2 * CHUNK if interleaved else 2
+    step = 2 * GATE_BLOCK if interleaved else 2
     if x.shape[-1] % step:
-        blocks = f" in blocks of {CHUNK}" if interleaved else ""
+        blocks = f" in blocks of {GATE_BLOCK}" if interleaved else ""
         raise ArgumentError(
             f"x has {x.shape[-1]} columns; gates and factors{blocks} need a multiple of {step}"
         )

@@ -14,6 +14,9 @@ Scheduler = Literal["static", "stream_k"]
 Activation = Literal["none", "any", "relu", "gelu", "gelu_tanh", "silu"]
 Gate = Literal["none", "silu", "gelu", "gelu_tanh"]
 
+GATE_BLOCK = 8
+"""Columns of the gate, then as many of up, in turns: a gated kernel's thread holds both."""
+
 SCHEDULE_WORDS: dict[Schedule, str] = {
     "multistage": "",
     "warp_specialized": "ws",

@@ -16,13 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.row_math import PADDING
+from gemmsmith.spec import GATE_BLOCK
 
 __all__ = ["ORDERS", "Order", "Preparation", "interleave", "prepare"]
-
-MULTIPLE = 16
-"""Output and input features are padded to a multiple of it: 16 bytes, TMA's unit, of int8."""
-BLOCK = 8
-"""Rows of the gate, then as many of up: what a gated kernel's thread finds side by side."""
 
 Order = Literal["", "separate", "gate_up", "up_gate"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -92,7 +89,7 @@ class Preparation:
         n, k = self.features
         if self.interleaved:
             n //= 2
-            blocks = prepared.reshape(-1, 2, BLOCK, *prepared.shape[1:])
+            blocks = prepared.reshape(-1, 2, GATE_BLOCK, *prepared.shape[1:])
             parts = [half.flatten(0, 1) for half in blocks.unbind(1)]
         parts = [part[:n] if part.dim() == 1 else part[:n, :k] for part in parts]
         if self.interleaved in ("gate_up", "up_gate"):
@@ -142,7 +139,7 @@ def prepare(
         n //= 2
     preparation = Preparation(
         shape=(weight.shape[0], weight.shape[1]),
-        padding=(-n % MULTIPLE, -k % MULTIPLE),
+        padding=(-n % PADDING, -k % PADDING),
         interleaved=order,
         transposed=transposed,
     )
@@ -162,12 +159,12 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
         ArgumentError: where the two are not alike or N is no multiple of 8.
     """
     _check_alike(gate, up)
-    if gate.dim() == 0 or gate.shape[0] % BLOCK:
+    if gate.dim() == 0 or gate.shape[0] % GATE_BLOCK:
         raise ArgumentError(
-            f"gate is {tuple(gate.shape)}; its first size must be a multiple of {BLOCK}:"
+            f"gate is {tuple(gate.shape)}; its first size must be a multiple of {GATE_BLOCK}:"
             " pad both with zeros"
         )
-    halves = [part.reshape(-1, BLOCK, *part.shape[1:]) for part in (gate, up)]
+    halves = [part.reshape(-1, GATE_BLOCK, *part.shape[1:]) for part in (gate, up)]
     return torch.stack(halves, dim=1).flatten(0, 2)
 
 
