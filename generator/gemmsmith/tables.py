@@ -1,0 +1,145 @@
+"""The tuned tables that hold for a GPU, and their entry for a call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gemmsmith.choose import Choice
+from gemmsmith.errors import ConfigError
+from gemmsmith.fit import misfit
+from gemmsmith.problem import GemmProblem
+from gemmsmith.resources import configs_dir
+from gemmsmith.settings import settings
+from gemmsmith.spec import KernelSpec
+from gemmsmith.tuned import (
+    FAIR,
+    TORCH,
+    Entry,
+    Key,
+    Made,
+    Table,
+    identified,
+    key_of,
+    same_gpu,
+    torch_can,
+)
+from gemmsmith.tuned_file import read_table
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An entry and the table that it is of."""
+
+    entry: Entry
+    path: Path
+    made: Made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The tables for one GPU, and why others are not used."""
+
+    used: tuple[tuple[Path, Table], ...]
+    """In the order in which they are asked."""
+    refused: tuple[str, ...]
+    """Sentences that begin with the file."""
+    entries: Mapping[Key, Found]
+
+    def find(self, problem: GemmProblem) -> Found | None:
+        """Return the entry for exactly these N, K, types, layout and epilogue, nearest in M."""
+        return None if problem.batch > 1 else self.entries.get(key_of(problem))
+
+    def choices(
+        self, problem: GemmProblem, specs: Mapping[str, KernelSpec], *, torch: bool
+    ) -> Iterator[Choice | str]:
+        """Yield the kernels for a call, the best first, and among them why torch is better.
+
+        ``specs`` are the kernels there are, by name; ``torch`` says whether torch may run. What
+        does not fit, or was edited since, is left out.
+        """
+        found = self.find(problem)
+        if found is None:
+            return
+        entry, may_run = found.entry, torch and torch_can(problem)
+        reason = f"torch is faster here, as the tuned table {found.path.name} says"
+        if may_run and entry.winner == TORCH:
+            yield reason
+            may_run = False
+        for timing in entry.order():
+            spec = specs.get(timing.name)
+            if spec is None or identified(spec) != timing.kernel or misfit(spec, problem):
+                continue
+            if may_run and timing.ratio < FAIR and timing.kernel != entry.winner:
+                yield reason
+                may_run = False
+            yield Choice(spec=spec, tuning=timing.tuning, microseconds=timing.us)
+
+
+def own_tables() -> Path:
+    """Return the folder that ``gemmsmith tune`` writes to; it need not exist."""
+    return settings().cache_dir / "v1" / "tuned"
+
+
+def shipped_tables() -> Path:
+    """Return the folder of the tables that come with gemmsmith; it need not exist."""
+    return configs_dir() / "tuned"
+
+
+def tables_for(gpu: str, sm_count: int, capability: tuple[int, int]) -> Tables:
+    """Return the tables that hold for a GPU; each file is read once in a process.
+
+    Those that ``GEMMSMITH_TUNED`` names go first, then the user's own, then those that ship. A file
+    that cannot be used is told once in the log and is no error.
+    """
+    wanted = settings().tuned
+    if wanted is None:
+        return Tables(used=(), refused=(), entries={})
+    return _tables((*wanted, own_tables(), shipped_tables()), gpu, sm_count, capability)
+
+
+def forget_tables() -> None:
+    """Read the files again at the next use."""
+    _tables.cache_clear()
+
+
+@cache
+def _tables(
+    places: tuple[Path, ...], gpu: str, sm_count: int, capability: tuple[int, int]
+) -> Tables:
+    used: list[tuple[Path, Table]] = []
+    refused: list[str] = []
+    for path in _files(places):
+        try:
+            table = read_table(path)
+        except ConfigError as error:
+            refused.append(str(error))
+            _log.warning("a tuned table is not used: %s", error)
+            continue
+        if same_gpu(table.made, gpu, sm_count, capability):
+            used.append((path, table))
+        else:
+            made = table.made
+            refused.append(
+                f"{path}: is of {made.gpu} with {made.sm_count} multiprocessors and {made.arch}"
+            )
+    entries: dict[Key, Found] = {}
+    for path, table in used:
+        for entry in table.entries:
+            entries.setdefault(entry.key, Found(entry=entry, path=path, made=table.made))
+    return Tables(used=tuple(used), refused=tuple(refused), entries=entries)
+
+
+def _files(places: tuple[Path, ...]) -> Iterator[Path]:
+    """Yield the files: of a folder the newest first, so that the last tuning is the one in use."""
+    for place in places:
+        if place.is_dir():
+            files = [(file.stat().st_mtime, file) for file in place.glob("*.yaml")]
+            yield from (file for _, file in sorted(files, reverse=True))
+        elif place.suffix == ".yaml":
+            yield place

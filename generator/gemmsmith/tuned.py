@@ -1,0 +1,221 @@
+"""What a tuned table holds: which kernel won at which shape, as measured on one GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gemmsmith.arch import parse_architecture
+from gemmsmith.buckets import bucket_of
+from gemmsmith.choose import Tuning
+from gemmsmith.errors import UnknownArchitectureError
+from gemmsmith.problem import GemmProblem
+from gemmsmith.spec import KernelSpec
+from gemmsmith.spec_dict import spec_to_dict
+
+FORMAT = 1
+"""Of the files; tables of another format are not used."""
+TORCH = "torch"
+"""Stands for torch's own GEMM where a kernel could be named."""
+FAIR = 0.995
+"""torch's time over a kernel's below which torch is taken where it may be: within half a percent
+two runs disagree on who wins, and an own kernel fuses what follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What an entry is found by."""
+
+    n: int
+    k: int
+    m: int
+    """The bucket of M."""
+    a: str
+    """Name of the element type of A and B."""
+    d: str
+    """Name of the element type of D."""
+    layout: str
+    epilogue: str
+
+    def __str__(self) -> str:
+        types = self.a if self.a == self.d else f"{self.a} -> {self.d}"
+        return f"{self.m}x{self.n}x{self.k} {types} {self.layout} {self.epilogue}"
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class Made(_Block):
+    """The head of a table: what its numbers hold for."""
+
+    format: int
+    """:data:`FORMAT` of the file."""
+    gpu: str
+    """The GPU's name, for example ``NVIDIA H200``."""
+    sm_count: int
+    """Its multiprocessors."""
+    arch: str
+    """Architecture of the kernels."""
+    cutlass: str
+    nvcc: str
+    """Release of the toolkit that compiled the kernels."""
+    driver: str
+    torch: str
+    gemmsmith: str
+
+    def differences(self, here: Made) -> dict[str, tuple[str, str]]:
+        """Return the fields that differ from ``here``: name -> (the table's, here)."""
+        pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in SOFTWARE}
+        return {name: pair for name, pair in pairs.items() if pair[1] and pair[0] != pair[1]}
+
+
+SOFTWARE = ("cutlass", "nvcc", "driver", "torch", "gemmsmith")
+"""Fields in which a table may differ from the machine that uses it, which is then told."""
+
+
+class Timing(_Block):
+    """One kernel at one shape."""
+
+    kernel: str
+    """Name and :func:`content` of the kernel, joined by ``@``."""
+    raster: int = 0
+    swizzle: int = 0
+    splits: int = 0
+    us: float
+    """Time of one call: torch's over the ratio."""
+    ratio: float
+    """torch's time over the kernel's, the median of interleaved rounds."""
+    low: float | None = None
+    """Lower end of the ratio's 95 % interval; absent where there were fewer than 6 rounds."""
+    high: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.kernel.partition("@")[0]
+
+    @property
+    def tuning(self) -> Tuning:
+        """The run-time knobs that it was timed with."""
+        return Tuning(raster=self.raster, swizzle=self.swizzle, splits=self.splits)
+
+
+class Entry(_Block):
+    """What was measured for one weight shape at one bucket of M."""
+
+    n: Annotated[int, Field(gt=0)]
+    k: Annotated[int, Field(gt=0)]
+    m: Annotated[int, Field(gt=0)]
+    a: str
+    d: str
+    layout: str
+    epilogue: str
+    winner: str
+    """``torch``, or the kernel of one of the timings."""
+    torch: float
+    """µs of torch's way, extra kernels included."""
+    timings: tuple[Timing, ...] = ()
+    """Each kernel that was timed, with its best knobs, the fastest first."""
+    wrong: tuple[str, ...] = ()
+    """Kernels whose result was wrong: they were not timed."""
+
+    @property
+    def key(self) -> Key:
+        """What the entry is found by."""
+        return Key(
+            n=self.n,
+            k=self.k,
+            m=self.m,
+            a=self.a,
+            d=self.d,
+            layout=self.layout,
+            epilogue=self.epilogue,
+        )
+
+    def order(self) -> list[Timing]:
+        """Return the timings, the winner first and then by speed."""
+        return sorted(self.timings, key=lambda each: (each.kernel != self.winner, -each.ratio))
+
+
+class Table(_Block):
+    """A file of entries."""
+
+    made: Made
+    entries: tuple[Entry, ...] = ()
+
+
+def content(spec: KernelSpec) -> str:
+    """Return a digest of the fields of ``spec``, so that an edited kernel is another one.
+
+    Fields that hold their default do not count: a field that a later version adds changes nothing.
+    """
+    usual: dict[str, object] = {}
+    for field in fields(spec):
+        if field.default_factory is not MISSING:
+            usual[field.name] = field.default_factory()
+        elif field.default is not MISSING:
+            usual[field.name] = field.default
+    told = {
+        name: value
+        for name, value in spec_to_dict(spec).items()
+        if name not in usual or getattr(spec, name) != usual[name]
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def identified(spec: KernelSpec) -> str:
+    """Return name and content of ``spec``, as tables write them."""
+    return f"{spec.name}@{content(spec)}"
+
+
+def key_of(problem: GemmProblem) -> Key:
+    """Return what the entry for ``problem`` is found by."""
+    return Key(
+        n=problem.n,
+        k=problem.k,
+        m=bucket_of(problem.m),
+        a=problem.a.name,
+        d=problem.d.name,
+        layout=problem.layout,
+        epilogue=epilogue_of(problem),
+    )
+
+
+def epilogue_of(problem: GemmProblem) -> str:
+    """Return what the epilogue does, in a word: ``plain``, or words joined by ``+``.
+
+    A bias costs nothing measurable, and which function it is little, so neither counts.
+    """
+    words = {
+        "scaled": problem.scaled,
+        "zero_point": problem.zero_point,
+        "activation": problem.activation != "none",
+        "gate": problem.gate != "none",
+        "residual": problem.residual,
+    }
+    return "+".join(word for word, there in words.items() if there) or "plain"
+
+
+def torch_can(problem: GemmProblem) -> bool:
+    """Whether torch's own GEMM does the whole call, so that "use torch here" means what was timed.
+
+    A bias and all else is added by gemmsmith in fp32 where torch computes, which costs far more.
+    """
+    plain = epilogue_of(problem) == "plain" and not problem.bias
+    return plain and problem.a == problem.d and problem.batch == 1
+
+
+def same_gpu(made: Made, gpu: str, sm_count: int, capability: tuple[int, int]) -> bool:
+    """Whether the numbers of a table hold for that GPU at all."""
+    try:
+        arch = parse_architecture(made.arch)
+    except UnknownArchitectureError:
+        return False
+    return (made.gpu, made.sm_count, arch.capability) == (gpu, sm_count, capability)

@@ -1,0 +1,113 @@
+"""Files of tuned tables: a head, then one line for each entry, so that a line can be added."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gemmsmith.errors import ConfigError, Problem
+from gemmsmith.memo import remember
+from gemmsmith.tuned import FORMAT, Entry, Table
+from gemmsmith.yaml_lines import read_yaml
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built so
+_ABOUT = """\
+# Which kernel was the fastest at which shape, as gemmsmith tune measured it. Times are in µs, a
+# ratio is torch's time over the kernel's; of two entries for one shape the later one counts.
+"""
+
+
+def read_table(path: Path) -> Table:
+    """Return the table of a file; of entries for one shape the last alone is kept.
+
+    Raises:
+        ConfigError: with file, line and what is wrong.
+    """
+    try:
+        plain = json.loads(remember("tuned table", [path], lambda: _as_json(path)))
+    except OSError as error:
+        raise _error(path, 0, f"cannot be read: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 0
+        raise _error(path, line, f"is not valid YAML: {error}") from error
+    except (UnicodeDecodeError, TypeError, RecursionError) as error:
+        raise _error(path, 0, f"is no table: {error}") from error
+    if isinstance(plain, dict) and plain.get("entries", ()) is None:
+        plain["entries"] = []  # a run that was stopped before its first entry
+    found = plain.get("made", {}) if isinstance(plain, dict) else {}
+    version = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
+    if version != FORMAT:
+        text = f"is of format {version}, this gemmsmith reads {FORMAT}: tune again"
+        raise _error(path, 0, text)
+    try:
+        table = Table.model_validate_json(json.dumps(plain))
+    except ValidationError as error:
+        document = read_yaml(path)
+        raise ConfigError(
+            [
+                Problem(
+                    file=str(path),
+                    line=document.line(each["loc"]),
+                    message=f"{'.'.join(map(str, each['loc']))}: {each['msg']}",
+                )
+                for each in error.errors()
+            ]
+        ) from error
+    last = {entry.key: entry for entry in table.entries}
+    return Table(made=table.made, entries=tuple(last.values()))
+
+
+def _as_json(path: Path) -> str:
+    return json.dumps(yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader))
+
+
+def _error(path: Path, line: int, message: str) -> ConfigError:
+    return ConfigError([Problem(file=str(path), line=line, message=message)])
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table in place of the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = "".join(f"  {name}: {_word(value)}\n" for name, value in table.made)
+    ordered = sorted(table.entries, key=lambda e: (e.a, e.d, e.layout, e.epilogue, e.k, e.n, e.m))
+    text = f"{_ABOUT}made:\n{head}entries:\n" + "".join(map(entry_line, ordered))
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def add_entry(path: Path, entry: Entry) -> None:
+    """Add one entry to the end of a table's file, in one write: a killed run leaves whole lines."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(handle, entry_line(entry).encode())
+    finally:
+        os.close(handle)
+
+
+def entry_line(entry: Entry) -> str:
+    """Return the line of YAML for an entry."""
+    return f"  - {_flow(entry.model_dump(exclude_defaults=True))}\n"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return _word(value)
+
+
+def _word(value: object) -> str:
+    """A number, or text, quoted unless it is plainly a word."""
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    plain = text.replace("_", "").replace("@", "").isalnum() and text[0].isalpha()
+    return text if plain else json.dumps(text)

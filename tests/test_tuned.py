@@ -1,0 +1,253 @@
+"""Tuned tables: what they hold, how they are written, read, found and obeyed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+import gemmsmith.tables
+from fakes import hopper
+from gemmsmith.choose import Choice, Tuning, choose
+from gemmsmith.config import load_specs
+from gemmsmith.dtypes import BF16, INT8, INT32
+from gemmsmith.errors import ConfigError
+from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
+from gemmsmith.problem import GemmProblem
+from gemmsmith.resources import configs_dir
+from gemmsmith.settings import settings
+from gemmsmith.spec import KernelSpec
+from gemmsmith.tables import Tables, forget_tables, own_tables, tables_for
+from gemmsmith.tuned import FAIR, TORCH, content, epilogue_of, identified, key_of, torch_can
+from gemmsmith.tuned_file import add_entry, entry_line, read_table
+from tuned_data import entry, table, timing
+
+H200 = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
+FAST, SLOW = hopper(128), hopper(256)
+CALL = GemmProblem(m=64, n=4096, k=4096, a=BF16, b=BF16, d=BF16)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("GEMMSMITH_TUNED", raising=False)
+    monkeypatch.setattr(gemmsmith.tables, "shipped_tables", lambda: tmp_path / "shipped")
+    forget_tables()
+
+
+def here() -> Tables:
+    forget_tables()
+    return tables_for(H200.name, H200.sm_count, H200.capability)
+
+
+def told(call: GemmProblem, *specs: KernelSpec, torch: bool = True) -> list[str]:
+    named = {spec.name: spec for spec in specs}
+    return [
+        TORCH if isinstance(each, str) else each.spec.name
+        for each in here().choices(call, named, torch=torch)
+    ]
+
+
+def test_a_kernels_content_changes_with_every_field_and_not_with_new_ones() -> None:
+    edited = [
+        dataclasses.replace(FAST, stages=3),
+        dataclasses.replace(FAST, residual=True),
+        dataclasses.replace(FAST, layout="rrr"),
+        SLOW,
+    ]
+    digests = {content(FAST), *map(content, edited)}
+    assert len(digests) == 5
+    assert content(hopper(128)) == content(FAST)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Later(KernelSpec):
+        novelty: bool = False
+
+    values = {field.name: getattr(FAST, field.name) for field in dataclasses.fields(FAST)}
+    assert content(Later(**values)) == content(FAST)
+    assert content(Later(**values, novelty=True)) != content(FAST)
+
+
+def test_every_default_kernel_has_a_content_of_its_own() -> None:
+    specs = load_specs(configs_dir() / "kernels")
+    assert len({content(spec) for spec in specs}) == len(specs)
+
+
+def test_what_an_entry_is_found_by() -> None:
+    assert str(key_of(dataclasses.replace(CALL, m=70))) == "64x4096x4096 bf16 rcr plain"
+    whole = dataclasses.replace(CALL, a=INT8, b=INT8, d=INT32)
+    assert str(key_of(whole)) == "64x4096x4096 int8 -> int32 rcr plain"
+    assert epilogue_of(dataclasses.replace(CALL, bias=True)) == "plain"
+    assert epilogue_of(dataclasses.replace(CALL, gate="silu")) == "gate"
+    rich = dataclasses.replace(CALL, scaled=True, residual=True, activation="gelu")
+    assert epilogue_of(rich) == "scaled+activation+residual"
+    assert torch_can(CALL)
+    assert not torch_can(dataclasses.replace(CALL, bias=True))
+    assert not torch_can(dataclasses.replace(CALL, batch=2))
+
+
+def test_a_table_comes_back_from_its_file_one_line_an_entry(tmp_path: Path) -> None:
+    rows = [
+        timing(FAST, 1.25, raster=1, swizzle=8, low=1.24, high=1.26),
+        timing(SLOW, 0.9, splits=3),
+    ]
+    won = entry(rows)
+    path = table(tmp_path / "t.yaml", won, entry(m=128))
+    read = read_table(path)
+    assert read.entries == (won, entry(m=128))
+    assert read.made.gpu == "NVIDIA H200"
+    assert entry_line(won) in path.read_text()
+    assert entry_line(won).count("\n") == 1
+    later = entry(rows[1:], m=128)
+    add_entry(path, later)
+    assert read_table(path).entries == (won, later)
+
+
+def test_a_table_without_entries_is_a_table(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.yaml")
+    assert read_table(path).entries == ()
+    add_entry(path, entry())
+    assert read_table(path).entries == (entry(),)
+
+
+def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.yaml", entry())
+    good = path.read_text()
+    for old, new, words in [
+        ("format: 1", "format: 7", "is of format 7, this gemmsmith reads 1"),
+        ("n: 4096", "n: many", r"t\.yaml:14: entries.0.n: Input should be a valid integer"),
+        ("winner: torch", "victor: torch", r"t\.yaml:14: entries.0.winner: Field required"),
+        ("made:", "made: [", "is not valid YAML"),
+        ("sm_count: 132", "sm_count: 132\n  sm_count: x", r"made.sm_count: "),
+    ]:
+        assert old in good
+        path.write_text(good.replace(old, new))
+        with pytest.raises(ConfigError, match=words):
+            read_table(path)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_table(tmp_path / "gone.yaml")
+
+
+def test_the_fastest_kernel_that_is_there_fits_and_is_unedited(tmp_path: Path) -> None:
+    wide = hopper(64)
+    rows = [timing(FAST, 1.2), timing(wide, 1.1), timing(SLOW, 0.9)]
+    table(own_tables() / "t.yaml", entry(rows))
+    assert told(CALL, FAST, wide, SLOW) == [FAST.name, wide.name, TORCH, SLOW.name]
+    assert told(CALL, FAST, wide, SLOW, torch=False) == [FAST.name, wide.name, SLOW.name]
+    assert told(CALL, wide, SLOW) == [wide.name, TORCH, SLOW.name]
+    assert told(CALL, SLOW) == [TORCH, SLOW.name]
+    edited = dataclasses.replace(FAST, acc=FAST.acc, bias=False)
+    assert told(CALL, edited) == []
+    same_name = dataclasses.replace(SLOW, residual=True)
+    assert told(CALL, same_name, torch=False) == []
+    short = dataclasses.replace(CALL, a_align=2)
+    assert told(short, FAST, wide, SLOW, torch=False) == []
+
+
+def test_torch_is_taken_only_where_the_whole_call_is_its_own(tmp_path: Path) -> None:
+    table(own_tables() / "t.yaml", entry([timing(FAST, 0.9)], winner=TORCH))
+    assert told(CALL, FAST) == [TORCH, FAST.name]
+    assert told(dataclasses.replace(CALL, bias=True), FAST) == [FAST.name]
+    assert told(CALL, FAST, torch=False) == [FAST.name]
+    assert 0.99 < FAIR < 1
+
+
+def test_neighbours_in_m_share_an_entry_and_neighbours_in_n_do_not(tmp_path: Path) -> None:
+    table(own_tables() / "t.yaml", entry([timing(FAST, 1.2)]))
+    assert told(dataclasses.replace(CALL, m=75), FAST) == [FAST.name]
+    assert told(dataclasses.replace(CALL, m=80), FAST) == []
+    assert told(dataclasses.replace(CALL, n=4104), FAST) == []
+    assert told(dataclasses.replace(CALL, batch=2), FAST) == []
+    assert told(dataclasses.replace(CALL, residual=True), FAST) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"gpu": "NVIDIA H100"}, {"sm_count": 114}, {"arch": "sm_80"}, {"arch": "sm_1"}, {"format": 2}],
+)
+def test_a_table_of_another_gpu_or_format_is_not_used(
+    other: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table(own_tables() / "t.yaml", entry([timing(FAST, 1.2)]), **other)
+    with caplog.at_level(logging.WARNING):
+        tables = here()
+    assert tables.find(CALL) is None
+    assert len(tables.refused) == 1
+    assert tables.refused[0].startswith(str(path))
+    assert bool(caplog.records) == ("format" in other)
+
+
+def test_other_software_leaves_a_table_in_use_and_is_told() -> None:
+    table(own_tables() / "t.yaml", entry([timing(FAST, 1.2)]), driver="550.1", nvcc="12.4.1")
+    tables = here()
+    found = tables.find(CALL)
+    assert found is not None
+    now = found.made.model_copy(update={"driver": "580.95.05", "nvcc": "", "torch": "2.12.0"})
+    assert found.made.differences(now) == {
+        "driver": ("550.1", "580.95.05"),
+        "torch": ("2.11.0+cu130", "2.12.0"),
+    }
+
+
+def test_named_tables_go_before_own_ones_and_those_before_shipped_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = hopper(64)
+    table(tmp_path / "shipped" / "h200.yaml", entry([timing(third, 1.2)]))
+    assert told(CALL, FAST, SLOW, third) == [third.name]
+    old = table(own_tables() / "b.yaml", entry([timing(SLOW, 1.2)]))
+    os.utime(old, (1, 1))
+    assert told(CALL, FAST, SLOW, third) == [SLOW.name]
+    table(own_tables() / "a.yaml", entry([timing(FAST, 1.2)]))
+    assert told(CALL, FAST, SLOW, third) == [FAST.name]
+    named = table(tmp_path / "named.yaml", entry([timing(third, 1.1)]))
+    monkeypatch.setenv("GEMMSMITH_TUNED", f"{named}{os.pathsep}{tmp_path / 'nowhere'}")
+    assert told(CALL, FAST, SLOW, third) == [third.name]
+    monkeypatch.setenv("GEMMSMITH_TUNED", "none")
+    assert settings().tuned is None
+    assert told(CALL, FAST, SLOW, third) == []
+
+
+class _Shelf:
+    """Kernels that count as loaded."""
+
+    def __init__(self, *specs: KernelSpec) -> None:
+        self._specs = specs
+
+    def kernels(self) -> dict[KernelSpec, str]:
+        return {spec: f"loaded {spec.name}" for spec in self._specs}
+
+
+def planned(
+    monkeypatch: pytest.MonkeyPatch, *built: KernelSpec, torch: bool = True
+) -> tuple[str, Tuning] | str:
+    forget_tables()
+    kernels = KernelSet([FAST, SLOW], arch=FAST.arch, source="x.yaml", torch_may_run=torch)
+    monkeypatch.setattr(kernels, "_shelves", dict.fromkeys(kernels._shelves, _Shelf(*built)))
+    found = kernels.plan(CALL, H200)
+    return (found.spec.name, found.tuning) if isinstance(found, Plan) else found
+
+
+def test_a_set_obeys_the_table_then_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = choose([FAST, SLOW], CALL, 132)
+    assert isinstance(chosen, Choice)
+    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    assert planned(monkeypatch, FAST, SLOW) == (usual.name, chosen.tuning)
+    knobs = {"raster": 2, "swizzle": 4}
+    path = table(own_tables() / "t.yaml", entry([timing(other, 1.2, **knobs)]))
+    assert planned(monkeypatch, FAST, SLOW) == (other.name, Tuning(**knobs))
+    assert planned(monkeypatch, usual) == (usual.name, chosen.tuning)  # the winner is not built
+    table(path, entry([timing(other, 0.9, **knobs)], winner=TORCH))
+    assert planned(monkeypatch, FAST, SLOW) == (
+        "torch is faster here, as the tuned table t.yaml says"
+    )
+    assert planned(monkeypatch, FAST, SLOW, torch=False) == (other.name, Tuning(**knobs))
+
+
+def test_timings_carry_the_kernel_by_content() -> None:
+    row = timing(FAST, 1.2)
+    assert row.kernel == f"{FAST.name}@{content(FAST)}" == identified(FAST)
+    assert row.name == FAST.name
