@@ -86,6 +86,7 @@ def test_module_prints_the_version() -> None:
         "build",
         "inspect",
         "run",
+        "which",
         "bench",
         "demo",
         "export",

@@ -17,6 +17,8 @@ from gemmsmith.doctor import Finding, Report, devices, examine, render_text, sto
 from gemmsmith.errors import NoDeviceError
 from gemmsmith.nvml import Device
 from gemmsmith.resources import cutlass_include_dirs
+from gemmsmith.tables import forget_tables, own_tables
+from tuned_data import entry, table
 
 NAMES = [
     "Python",
@@ -30,6 +32,7 @@ NAMES = [
     "launcher",
     "torch",
     "GPU",
+    "tuned tables",
 ]
 TARGETS = "sm_75, sm_80, sm_86, sm_87, sm_89, sm_90a"
 H200 = Device(
@@ -320,3 +323,19 @@ def test_the_cache_folder_is_left_as_it_was(
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "kernels"))
     assert "writable" in found("cache").found
     assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_tuned_tables_are_told_with_what_differs(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(monkeypatch, H200)
+    monkeypatch.setattr("gemmsmith.software.devices", lambda: (H200,))
+    forget_tables()
+    own = table(own_tables() / "mine.yaml", entry(), entry(m=128), driver="550.1")
+    assert f"{own}: 2 entries (with " in found("tuned tables").found
+    assert f"driver 550.1, here {H200.driver}" in found("tuned tables").found
+    own.write_text("made: 3")
+    forget_tables()
+    assert found("tuned tables").status == "warning"
+    assert f"{own}:1: made: " in found("tuned tables").found
+    forget_tables()

@@ -16,6 +16,7 @@ from gemmsmith.config import load_specs
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import LaunchError, NoKernelError
 from gemmsmith.fit import misfit, misfits
+from gemmsmith.kinds import Kind, kind_of, kinds_of
 from gemmsmith.launcher import Kernel
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.problem import GemmProblem
@@ -163,7 +164,7 @@ class KernelSet:
         self.supply = supply or Compiled(source)
         self._of_kind: dict[Kind, list[KernelSpec]] = {}
         for spec in self.specs:
-            self._of_kind.setdefault(_kind(spec), []).append(spec)
+            self._of_kind.setdefault(kind_of(spec), []).append(spec)
         self._shelves = {
             kind: Shelf(alike, self.supply, build_on_use=build_on_use)
             for kind, alike in self._of_kind.items()
@@ -233,7 +234,7 @@ class KernelSet:
         if told is not None:
             return told
         ready: dict[KernelSpec, Kernel] = {}
-        for kind in _kinds(problem):
+        for kind in kinds_of(problem):
             fitting = [spec for spec in self._of_kind.get(kind, ()) if not misfit(spec, problem)]
             if not fitting:
                 continue  # and nothing is built for it
@@ -257,7 +258,7 @@ class KernelSet:
         for told in tables.choices(problem, self._by_name, torch=self._torch_may_run):
             if isinstance(told, str):
                 return told
-            loaded = self._shelves[_kind(told.spec)].kernels()
+            loaded = self._shelves[kind_of(told.spec)].kernels()
             if told.spec in loaded:
                 return Plan(spec=told.spec, kernel=loaded[told.spec], tuning=told.tuning)
         return None
@@ -274,7 +275,7 @@ class KernelSet:
         Raises:
             NoKernelError: where it is not built.
         """
-        shelf = self._shelves[_kind(spec)]
+        shelf = self._shelves[kind_of(spec)]
         ready = shelf.kernels()
         if spec not in ready:
             shelf.look_again()  # another process may have built it
@@ -282,20 +283,6 @@ class KernelSet:
         if spec not in ready:
             raise NoKernelError(f"{spec.name} is not built: {self.supply.how_to_get([spec])}")
         return ready[spec]
-
-
-Kind = tuple[DType, DType, str, bool]
-
-
-def _kind(of: KernelSpec | GemmProblem) -> Kind:
-    """What kernels have in common that a first call builds together."""
-    return (of.a, of.d, of.gate, of.activation != "none")
-
-
-def _kinds(problem: GemmProblem) -> tuple[Kind, ...]:
-    """The kinds that can take a call, the plainer one first."""
-    kind = _kind(problem)
-    return (kind,) if kind[3] else (kind, (*kind[:3], True))
 
 
 class ExactKernel:

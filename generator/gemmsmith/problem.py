@@ -70,3 +70,44 @@ class GemmProblem:
             for letter, row, column in zip(self.layout, rows, columns, strict=True)
         )
         return a, b, d
+
+
+def packed_problem(
+    m: int,
+    n: int,
+    k: int,
+    dtype: DType,
+    *,
+    d: DType | None = None,
+    layout: str = "rcr",
+    activation: str = "none",
+    gate: str = "none",
+    residual: bool = False,
+    scaled: bool = False,
+) -> GemmProblem:
+    """Return the call on whole tensors without padding between rows, as allocators give them."""
+    written = d or dtype
+    columns = n if gate == "none" else n // 2
+    stretches = ((k, m), (n, k), (columns, m))  # contiguous extent of A, B, D: row, column-major
+    a_align, b_align, d_align = (
+        alignment_of((row if letter == "r" else column) * each.bytes)
+        for letter, (row, column), each in zip(
+            layout, stretches, (dtype, dtype, written), strict=True
+        )
+    )
+    return GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        a=dtype,
+        b=dtype,
+        d=written,
+        layout=layout,
+        a_align=a_align,
+        b_align=b_align,
+        d_align=d_align,
+        activation=activation,
+        gate=gate,
+        residual=residual,
+        scaled=scaled,
+    )

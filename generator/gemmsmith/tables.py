@@ -47,8 +47,10 @@ class Tables:
 
     used: tuple[tuple[Path, Table], ...]
     """In the order in which they are asked."""
+    unread: tuple[str, ...]
+    """What is wrong with files that cannot be read."""
     refused: tuple[str, ...]
-    """Sentences that begin with the file."""
+    """Of what other GPU a file is."""
     entries: Mapping[Key, Found]
 
     def find(self, problem: GemmProblem) -> Found | None:
@@ -99,7 +101,7 @@ def tables_for(gpu: str, sm_count: int, capability: tuple[int, int]) -> Tables:
     """
     wanted = settings().tuned
     if wanted is None:
-        return Tables(used=(), refused=(), entries={})
+        return Tables(used=(), unread=(), refused=(), entries={})
     return _tables((*wanted, own_tables(), shipped_tables()), gpu, sm_count, capability)
 
 
@@ -113,12 +115,13 @@ def _tables(
     places: tuple[Path, ...], gpu: str, sm_count: int, capability: tuple[int, int]
 ) -> Tables:
     used: list[tuple[Path, Table]] = []
+    unread: list[str] = []
     refused: list[str] = []
     for path in _files(places):
         try:
             table = read_table(path)
         except ConfigError as error:
-            refused.append(str(error))
+            unread.append(str(error))
             _log.warning("a tuned table is not used: %s", error)
             continue
         if same_gpu(table.made, gpu, sm_count, capability):
@@ -132,7 +135,7 @@ def _tables(
     for path, table in used:
         for entry in table.entries:
             entries.setdefault(entry.key, Found(entry=entry, path=path, made=table.made))
-    return Tables(used=tuple(used), refused=tuple(refused), entries=entries)
+    return Tables(used=tuple(used), unread=tuple(unread), refused=tuple(refused), entries=entries)
 
 
 def _files(places: tuple[Path, ...]) -> Iterator[Path]:

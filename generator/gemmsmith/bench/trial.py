@@ -22,7 +22,7 @@ from gemmsmith.errors import ArgumentError, NoDeviceError, NoKernelError
 from gemmsmith.fit import misfit
 from gemmsmith.kernelset import ExactKernel, KernelSet, load
 from gemmsmith.operands import TORCH_DTYPES
-from gemmsmith.problem import GemmProblem, alignment_of
+from gemmsmith.problem import packed_problem
 from gemmsmith.progress import Progress
 from gemmsmith.spec import KernelSpec
 
@@ -129,17 +129,7 @@ def _dtype(word: str | None) -> DType:
 
 def _best(kernels: KernelSet, shape: tuple[int, int, int], dtype: DType) -> KernelSpec:
     m, n, k = shape
-    problem = GemmProblem(
-        m=m,
-        n=n,
-        k=k,
-        a=dtype,
-        b=dtype,
-        d=dtype,
-        a_align=alignment_of(k * dtype.bytes),
-        b_align=alignment_of(k * dtype.bytes),
-        d_align=alignment_of(n * dtype.bytes),
-    )
+    problem = packed_problem(m, n, k, dtype)
     sm_count = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     chosen = choose(kernels.specs, problem, sm_count)
     if chosen is None:

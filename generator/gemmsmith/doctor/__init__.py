@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 
-from gemmsmith.doctor.devices import gpus, torch
+from gemmsmith.doctor.devices import gpus, torch, tuned
 from gemmsmith.doctor.report import Finding, Report, render_text
 from gemmsmith.doctor.storage import cache, jobs
 from gemmsmith.doctor.tools import (
@@ -46,6 +46,7 @@ def examine() -> Report:
                 launcher(),
                 torch(),
                 gpus(),
+                tuned(),
             )
         )
 

@@ -10,6 +10,9 @@ from gemmsmith.doctor.report import Finding
 from gemmsmith.doctor.tools import toolchain
 from gemmsmith.errors import NoDeviceError, ToolchainError, UnknownArchitectureError
 from gemmsmith.nvml import Device, detect_architecture, devices
+from gemmsmith.settings import settings
+from gemmsmith.software import made_here
+from gemmsmith.tables import tables_for
 from gemmsmith.torch_cuda import mismatch, torch_cuda
 
 
@@ -69,6 +72,28 @@ def gpus() -> Finding:
             name="GPU", status="warning", found=f"{text}; {wrong[0][0]}", fix=wrong[0][1]
         )
     return Finding(name="GPU", status="ok", found=text)
+
+
+def tuned() -> Finding:
+    """The tuned tables for the first GPU, and in what software they differ from it."""
+    device = next(iter(devices()), None)
+    if device is None or device.sm_count is None:
+        return Finding(name="tuned tables", status="ok", found="none asked for: no GPU to match")
+    if settings().tuned is None:
+        found = "none: GEMMSMITH_TUNED is none, so that estimates alone choose"
+        return Finding(name="tuned tables", status="ok", found=found)
+    tables = tables_for(device.name, device.sm_count, device.capability)
+    texts = []
+    for path, table in tables.used:
+        here = made_here(device.name, device.sm_count, table.made.arch)
+        differing = table.made.differences(here).items()
+        told = ", ".join(f"{name} {then}, here {now}" for name, (then, now) in differing)
+        texts.append(f"{path}: {len(table.entries)} entries" + (f" (with {told})" if told else ""))
+    found = "; ".join([*texts, *tables.unread]) or f"none for {device.name}: estimates choose"
+    if tables.unread:
+        fix = "correct or remove the file; other tables and estimates choose meanwhile"
+        return Finding(name="tuned tables", status="warning", found=found, fix=fix)
+    return Finding(name="tuned tables", status="ok", found=found)
 
 
 def _problem(device: Device) -> tuple[str, str] | None:

@@ -1,0 +1,207 @@
+"""Why a call gets the kernel that it gets: tables, estimates, and why others do not fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gemmsmith.choose import Choice, Tuning, costs, rank, waves
+from gemmsmith.fit import misfit
+from gemmsmith.kinds import first_fitting
+from gemmsmith.lookup import find_built
+from gemmsmith.problem import GemmProblem
+from gemmsmith.software import made_here
+from gemmsmith.spec import KernelSpec
+from gemmsmith.tables import Found, Tables, tables_for
+from gemmsmith.tuned import TORCH, Timing, identified, key_of
+
+_SHOWN = 5  # candidates of the estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What is estimated of one kernel that fits."""
+
+    kernel: str
+    tuning: Tuning
+    us: float
+    """Estimated time: good for ranking, not for promises."""
+    bound: str
+    """The tightest limit."""
+    limits: dict[str, float]
+    """µs that each limit alone would take."""
+    waves: float
+    built: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """How a kernel is chosen for one call on one GPU."""
+
+    gpu: str
+    sm_count: int
+    call: str
+    """Sizes, types, layout and epilogue in words."""
+    bucket: int
+    source: str
+    """``table``, ``estimate`` or ``nothing``."""
+    choice: str
+    """The kernel, ``torch`` where the table or lack of a kernel says so."""
+    tuning: Tuning | None
+    reason: str
+    built: bool
+    table: str
+    """File of the entry; empty where there is none."""
+    notes: tuple[str, ...]
+    """Why tables, or parts of an entry, are not used; software that differs from theirs."""
+    torch_us: float | None
+    timings: tuple[Timing, ...]
+    """What the entry holds."""
+    candidates: tuple[Candidate, ...]
+    """The best by estimate, the fastest first."""
+    fitting: int
+    """Kernels that fit, of the plainest kind that has any."""
+    misfits: tuple[tuple[str, int], ...]
+    """Reasons for which other kernels of these types do not fit, and of how many."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything in plain types."""
+        plain = asdict(self)
+        plain["timings"] = [timing.model_dump(exclude_defaults=True) for timing in self.timings]
+        return plain
+
+
+def explain_choice(
+    specs: Sequence[KernelSpec],
+    problem: GemmProblem,
+    *,
+    gpu: str,
+    sm_count: int,
+    torch_may_run: bool = True,
+) -> Explanation:
+    """Return how one of ``specs`` is chosen for ``problem``; needs neither GPU nor torch.
+
+    What is not built counts as a kernel that can run: the first call builds it.
+    """
+    arch, key = specs[0].arch, key_of(problem)
+    tables = tables_for(gpu, sm_count, arch.capability)
+    found = tables.find(problem)
+    fitting = first_fitting(specs, problem)
+    ranked = rank(fitting, problem, sm_count)
+    named = {spec.name: spec for spec in specs}
+    told = next(tables.choices(problem, named, torch=torch_may_run), None)
+    built = find_built([*fitting, *([told.spec] if isinstance(told, Choice) else [])])
+    candidates = tuple(
+        Candidate(
+            kernel=choice.spec.name,
+            tuning=choice.tuning,
+            us=choice.microseconds,
+            bound=costs(choice.spec, problem, sm_count).bound,
+            limits=dict(costs(choice.spec, problem, sm_count).limits),
+            waves=waves(choice.spec, problem, sm_count),
+            built=choice.spec in built,
+        )
+        for choice in ranked[:_SHOWN]
+    )
+    tuning: Tuning | None
+    if isinstance(told, str):
+        source, choice, tuning, reason = "table", TORCH, None, told
+    elif told is not None:
+        source, choice, tuning = "table", told.spec.name, told.tuning
+        reason = "measured: the fastest of the tuned table's kernels that are here"
+    elif ranked:
+        source, choice, tuning = "estimate", ranked[0].spec.name, ranked[0].tuning
+        reason = "the smallest estimated time" + ("" if found is None else ": see the notes")
+    else:
+        source, choice, tuning = "nothing", TORCH if torch_may_run else "", None
+        reason = "no kernel fits"
+    of_types = [spec for spec in specs if (spec.a, spec.d) == (problem.a, problem.d)]
+    counted = Counter(misfit(spec, problem) for spec in of_types)
+    return Explanation(
+        gpu=gpu,
+        sm_count=sm_count,
+        call=str(replace(key, m=problem.m)),
+        bucket=key.m,
+        source=source,
+        choice=choice,
+        tuning=tuning,
+        reason=reason,
+        built=choice in {spec.name for spec in built},
+        table=str(found.path) if found else "",
+        notes=tuple(_notes(tables, found, named, gpu, sm_count, arch.name)),
+        torch_us=found.entry.torch if found else None,
+        timings=tuple(found.entry.order()) if found else (),
+        candidates=candidates,
+        fitting=len(fitting),
+        misfits=tuple((why, count) for why, count in counted.most_common() if why),
+    )
+
+
+def _notes(
+    tables: Tables,
+    found: Found | None,
+    named: dict[str, KernelSpec],
+    gpu: str,
+    sm_count: int,
+    arch: str,
+) -> list[str]:
+    notes = [f"not used: {refusal}" for refusal in (*tables.unread, *tables.refused)]
+    if found is None:
+        return notes
+    notes += differences(found, gpu, sm_count, arch)
+    for timing in found.entry.timings:
+        if timing.name not in named:
+            notes.append(f"{timing.name} was timed and is not among these kernels")
+        elif identified(named[timing.name]) != timing.kernel:
+            notes.append(f"{timing.name} was edited since it was timed")
+    return notes
+
+
+def differences(found: Found, gpu: str, sm_count: int, arch: str) -> list[str]:
+    """Return in which software a table and this machine differ, in words."""
+    now = made_here(gpu, sm_count, arch)
+    return [
+        f"{found.path.name} was measured with {name} {then}, here is {here}"
+        for name, (then, here) in found.made.differences(now).items()
+    ]
+
+
+def text(told: Explanation) -> str:
+    """Return an explanation for a terminal."""
+    state = "" if told.choice in (TORCH, "") else ", built" if told.built else ", not built yet"
+    lines = [
+        f"{told.call} on {told.gpu} with {told.sm_count} multiprocessors",
+        f"choice: {told.choice or 'none'}{_knobs(told.tuning)}{state}",
+        f"by:     {told.source}: {told.reason}",
+    ]
+    if told.table:
+        lines += ["", f"{told.table}, entry of M = {told.bucket}: torch {told.torch_us:.1f} µs"]
+        for timing in told.timings:
+            interval = f" [{timing.low:.3f}, {timing.high:.3f}]" if timing.low else ""
+            lines.append(
+                f"  {timing.us:9.1f} µs  {timing.ratio:.3f}{interval}"
+                f"  {timing.name}{_knobs(timing.tuning)}"
+            )
+    else:
+        lines += ["", f"no tuned table has an entry for it (bucket M = {told.bucket})"]
+    lines += [f"  note: {note}" for note in told.notes]
+    lines += ["", f"{told.fitting} kernels fit; by estimate"]
+    for each in told.candidates:
+        limits = ", ".join(f"{name} {us:.1f}" for name, us in each.limits.items())
+        lines.append(
+            f"  {each.us:9.1f} µs  {each.waves:6.2f} waves  {each.kernel}{_knobs(each.tuning)}"
+            f"{'' if each.built else ' (not built)'}\n"
+            f"{'':14}bound by {each.bound}: {limits} µs"
+        )
+    if told.misfits:
+        lines += ["", "others of these types do not fit:"]
+        lines += [f"  {count:3} x  {why}" for why, count in told.misfits]
+    return "\n".join(lines)
+
+
+def _knobs(tuning: Tuning | None) -> str:
+    if tuning is None:
+        return ""
+    return "".join(f" {name}={value}" for name, value in asdict(tuning).items() if value)

@@ -1,0 +1,161 @@
+"""What ``gemmsmith which`` says, with a table and without, and that it needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import gemmsmith.tables
+from gemmsmith.cli.app import app
+from gemmsmith.config import load_specs
+from gemmsmith.dtypes import BF16
+from gemmsmith.kinds import first_fitting, kind_of
+from gemmsmith.problem import packed_problem
+from gemmsmith.resources import configs_dir
+from gemmsmith.spec import KernelSpec
+from gemmsmith.tables import forget_tables, own_tables
+from gemmsmith.tuned import TORCH
+from tuned_data import entry, table, timing
+
+KERNELS = """
+families:
+  - name: mine
+    arch: sm_90a
+    schedule: cooperative
+    dtype: [bf16, fp16]
+    kernels:
+      - tile: [128, 128, 64]
+      - tile: [128, 256, 64]
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("GEMMSMITH_TUNED", raising=False)
+    monkeypatch.setattr(gemmsmith.tables, "shipped_tables", lambda: tmp_path / "shipped")
+    monkeypatch.setattr("gemmsmith.nvml.devices", lambda: ())
+    monkeypatch.setattr("gemmsmith.software.devices", lambda: ())
+    forget_tables()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(KERNELS)
+    return path
+
+
+def specs(file: Path) -> tuple[KernelSpec, ...]:
+    return load_specs(file, arch=["sm_90a"])
+
+
+def asked(*words: object) -> dict[str, Any]:
+    forget_tables()
+    result = CliRunner().invoke(app, ["which", *map(str, words), "--json"])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_without_a_table_the_estimate_chooses_and_says_what_binds(file: Path) -> None:
+    told = asked(8192, 8192, 8192, file)
+    assert (told["gpu"], told["sm_count"]) == ("NVIDIA H200", 132)
+    assert told["source"] == "estimate"
+    assert told["choice"] == told["candidates"][0]["kernel"]
+    assert [each["us"] for each in told["candidates"]] == sorted(
+        each["us"] for each in told["candidates"]
+    )
+    assert told["candidates"][0]["bound"] == "tensor cores"
+    assert asked(16, 57344, 8192)["candidates"][0]["bound"] == "HBM"
+    assert told["fitting"] == 2
+    assert told["misfits"] == []
+    assert asked(8, 50257, 768, file)["misfits"] == [
+        ["d: N=50257 is not a multiple of 8, which the kernel's 16 B accesses need", 2]
+    ]
+
+
+def test_an_entry_is_shown_with_its_timings_and_bucket(file: Path) -> None:
+    small, large = specs(file)[0], specs(file)[2]
+    assert (small.a, large.a) == (BF16, BF16)
+    rows = [timing(large, 1.25, swizzle=4, low=1.24, high=1.26), timing(small, 1.1)]
+    path = table(own_tables() / "h200.yaml", entry(rows))
+    told = asked(70, 4096, 4096, file)
+    assert (told["source"], told["choice"], told["bucket"]) == ("table", large.name, 64)
+    assert told["tuning"] == {"raster": 0, "swizzle": 4, "splits": 0}
+    assert told["table"] == str(path)
+    assert [each["ratio"] for each in told["timings"]] == [1.25, 1.1]
+    assert asked(70, 4096, 4096, file, "--sms", 114)["source"] == "estimate"
+    text = CliRunner().invoke(app, ["which", "70", "4096", "4096", str(file)]).stdout
+    assert f"choice: {large.name} swizzle=4, not built yet" in text
+    assert f"     16.0 µs  1.250 [1.240, 1.260]  {large.name} swizzle=4" in text
+
+
+def test_torch_is_the_choice_of_default_kernels_alone(file: Path) -> None:
+    row = timing(specs(file)[0], 0.9)
+    table(own_tables() / "h200.yaml", entry([row], winner=TORCH))
+    told = asked(64, 4096, 4096)
+    assert (told["source"], told["choice"]) == ("table", TORCH)
+    assert told["reason"] == "torch is faster here, as the tuned table h200.yaml says"
+    assert asked(64, 4096, 4096, file)["choice"] == row.name
+
+
+def test_other_software_and_edited_kernels_are_noted(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = specs(file)[0], specs(file)[2]
+    edited = timing(large, 1.2).model_copy(update={"kernel": f"{large.name}@00000000"})
+    gone = timing(large, 1.2).model_copy(update={"kernel": "gemm_gone@00000000"})
+    table(own_tables() / "h200.yaml", entry([edited, gone, timing(small, 1.1)]), cutlass="4.1.0")
+    told = asked(64, 4096, 4096, file)
+    assert told["choice"] == small.name
+    assert f"{large.name} was edited since it was timed" in told["notes"]
+    assert "gemm_gone was timed and is not among these kernels" in told["notes"]
+    assert any(
+        note.startswith("h200.yaml was measured with cutlass 4.1.0, here is 4.2")
+        for note in told["notes"]
+    )
+
+
+def test_what_cannot_be_asked_is_refused(file: Path) -> None:
+    for words, part in [
+        (["8", "64", "64", "--dtype", "fp8"], "use bf16, fp16 or int8"),
+        (["8", "64", "64", "--layout", "tn"], "use one of rcr"),
+        (["8", "64", "64", "--gpu", "NVIDIA H800"], "--sms"),
+        (["8", "64", "64", "--arch", "sm_89"], "--sms"),
+    ]:
+        result = CliRunner().invoke(app, ["which", *words], env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert part in result.output
+
+
+def test_the_plainest_kind_that_fits_is_chosen_from_as_a_call_does() -> None:
+    every = load_specs(configs_dir() / "kernels", arch=["sm_90a"])
+    call = packed_problem(512, 4608, 3584, BF16)
+    assert {kind_of(spec)[3] for spec in first_fitting(every, call)} == {False}
+    silu = packed_problem(512, 4608, 3584, BF16, activation="silu")
+    assert {kind_of(spec)[3] for spec in first_fitting(every, silu)} == {True}
+
+
+def test_it_needs_no_torch(file: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, runpy\nsys.modules['torch'] = None\n"
+        f"sys.argv = ['gemmsmith', 'which', '64', '4096', '4096', {str(file)!r}]\n"
+        "runpy.run_module('gemmsmith', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(gemmsmith.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "choice: gemm_bf16_rcr_128x" in done.stdout
