@@ -85,12 +85,19 @@ inline void run_block() {
 
 }  // namespace emulated
 
+/* What the runtime is asked about launches that may start early, and what it was told. */
+extern "C" {
+__attribute__((visibility("default"))) int emulated_driver = 13000, emulated_capturing = 0;
+__attribute__((visibility("default"))) int emulated_launches = 0, emulated_early = 0;
+}
+
 extern "C" cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **values, size_t,
                                         cudaStream_t) {
   using namespace emulated;
   body = reinterpret_cast<void (*)(gemmsmith_rows)>(const_cast<void *>(function));
   arguments = *static_cast<gemmsmith_rows *>(values[0]);
   block_size = block;
+  ++emulated_launches;
   count = static_cast<int>(block.x * block.y);
   if (count > 1024 || block.x % 32) {
     return cudaErrorInvalidConfiguration;
@@ -102,6 +109,27 @@ extern "C" cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 bl
     block_index = {index, 0, 0};
     run_block();
   }
+  return cudaSuccess;
+}
+#pragma push_macro("blockDim")
+#undef blockDim
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **values) {
+  for (unsigned index = 0; index < config->numAttrs; ++index) {
+    cudaLaunchAttribute const &attribute = config->attrs[index];
+    emulated_early += attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                      attribute.val.programmaticStreamSerializationAllowed == 1;
+  }
+  return cudaLaunchKernel(function, config->gridDim, config->blockDim, values, config->dynamicSmemBytes,
+                          config->stream);
+}
+#pragma pop_macro("blockDim")
+
+extern "C" cudaError_t cudaDriverGetVersion(int *version) {
+  *version = emulated_driver;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
+  *status = emulated_capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 extern "C" cudaError_t cudaGetLastError() { return cudaSuccess; }

@@ -52,7 +52,8 @@ if wanted("broken"):
     print("1 error detected in the compilation of a file")
     sys.exit(2)
 shared = 999999 if wanted("fat") else 1024
-rows = "".join(f'{{{{"{{name}}", 128, {{shared}}, 3, 0, 0, 0, 0, 0}}}},' for name in names)
+facts = {{name: f'"{{name}}", 128, {{shared}}, 3, {{int("_pdl_" in name)}}' for name in names}}
+rows = "".join(f"{{{{{{facts[name]}}, 0, 0, 0, 0, 0}}}}," for name in names)
 stub = Path(library).with_suffix(".c")
 stub.write_text(
     "#include <gemmsmith/abi.h>\\n"
@@ -153,7 +154,7 @@ def mma_source(specs: Sequence[KernelSpec], *, tensor_cores: bool = True) -> Ren
     for spec in specs:
         text += _KERNEL.format(name=spec.name, body=_MMA if tensor_cores else _NO_MMA)
     rows = ", ".join(
-        f'{{"{spec.name}", 32, 1024, 2, nullptr, nullptr, launch_{spec.name}, nullptr, nullptr}}'
+        f'{{"{spec.name}", 32, 1024, 2, 0, nullptr, nullptr, launch_{spec.name}, nullptr, nullptr}}'
         for spec in specs
     )
     text += f"const gemmsmith_kernel kKernels[] = {{{rows}}};\n}}\n"

@@ -28,6 +28,8 @@ HOPPER_INT8 = replace(
     tile=Tile(16, 64, 128),
     alignment=Alignment(16, 16, 1),
 )
+HOPPER_DEPENDENT = replace(HOPPER, dependent_launch=True)
+"""The same, started before the kernel ahead has ended."""
 AMPERE = KernelSpec(
     arch=SM_80,
     tile=Tile(64, 64, 32),
@@ -43,4 +45,4 @@ AMPERE = KernelSpec(
     alignment=Alignment(8, 8, 1),
 )
 """sm_80, fp16 to a column-major fp32 D."""
-EVERY = (AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8)
+EVERY = (AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8, HOPPER_DEPENDENT)

@@ -13,6 +13,7 @@ from fakes import FakeNvcc, ampere, hopper, mma_source
 from gemmsmith.arch import SM_70, SM_75, SM_80, SM_86, SM_89, Architecture, portable
 from gemmsmith.card import Card, can_inspect, device_functions, make_card, objection
 from gemmsmith.compile import compile_library
+from gemmsmith.dependency import GridDependency, dependency_fault
 from gemmsmith.dtypes import BF16, FP16, INT8, INT32, DType
 from gemmsmith.errors import CompileError
 from gemmsmith.spec import KernelSpec, Tile, widest_alignment
@@ -75,6 +76,7 @@ class _Entry(NamedTuple):
     threads: int
     shared_bytes: int
     stages: int
+    dependent_launch: bool = False
 
 
 def _toolchain(folder: Path, sass: str) -> Toolchain:
@@ -145,6 +147,50 @@ def test_width_of_a_swapped_kernel_is_that_of_the_device(tmp_path: Path) -> None
     assert objection(spec, card) is None
     card = dataclasses.replace(card, tensor_instructions={"HGMMA.64x128x16.F32.BF16": 8})
     assert objection(spec, card) is not None
+
+
+EARLY = dataclasses.replace(WIDE, dependent_launch=True)
+LOADS_EARLY = GridDependency(waits=1, releases=1, early_access="LDG.E")
+DEPENDENT = {"dependent_launch": True, "grid_waits": 1, "grid_releases": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts", "reason"),
+    [
+        (EARLY, DEPENDENT, None),
+        (WIDE, {}, None),
+        (WIDE, DEPENDENT, "it is launched to start before the kernel ahead has ended, unasked"),
+        (
+            EARLY,
+            {**DEPENDENT, "dependent_launch": False},
+            "dependent_launch is on, and it is launched without the attribute",
+        ),
+        (
+            EARLY,
+            {**DEPENDENT, "grid_waits": 0},
+            f"dependent_launch is on, and {dependency_fault(GridDependency(waits=0))}",
+        ),
+        (
+            EARLY,
+            {**DEPENDENT, "early_access": "LDG.E"},
+            f"dependent_launch is on, and {dependency_fault(LOADS_EARLY)}",
+        ),
+        (EARLY, {**DEPENDENT, "grid_waits": 0, "sass_inspected": False}, None),
+    ],
+)
+def test_dependent_launch_is_on_as_promised_or_refused(
+    tmp_path: Path, spec: KernelSpec, facts: dict[str, Any], reason: str | None
+) -> None:
+    card = _with(spec, tmp_path, "HGMMA.64x256x16.F32.BF16", **facts)
+    assert objection(spec, card) == reason
+
+
+def test_the_card_tells_what_the_machine_code_waits_for(tmp_path: Path) -> None:
+    sass = _sass(WIDE, "PREEXIT", "LDG.E", "ACQBULK", "HGMMA.64x256x16.F32.BF16", "LDG.E.CONSTANT")
+    card = _card(tmp_path, WIDE, sass=sass)
+    assert (card.grid_waits, card.grid_releases, card.dependent_launch) == (1, 1, False)
+    assert (card.early_access, card.constant_loads) == ("LDG.E", 1)
+    assert Card.from_dict(json.loads(json.dumps(card.as_dict()))) == card
 
 
 def test_missing_tensor_cores_are_refused(tmp_path: Path) -> None:

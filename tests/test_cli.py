@@ -125,6 +125,7 @@ def test_list_tells_each_kernel_with_its_place(file: Path) -> None:
         "scheduler": "static",
         "store": "tma",
         "swap": False,
+        "dependent_launch": False,
         "bias": True,
         "residual": False,
         "alignment": {"a": 8, "b": 8, "d": 8},

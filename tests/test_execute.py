@@ -26,7 +26,7 @@ class RecordingKernel:
     """A kernel that notes what it is asked, in place of one that needs a GPU."""
 
     name = SPEC.name
-    threads, shared_bytes, stages = 384, 0, 4
+    threads, shared_bytes, stages, dependent_launch = 384, 0, 4, False
 
     def __init__(self) -> None:
         self.checked = 0

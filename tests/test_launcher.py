@@ -29,7 +29,7 @@ from gemmsmith.launcher.with_ctypes import CtypesLauncher, read_table
 from gemmsmith.launcher.with_pybind11 import module_path, pybind11_launcher
 from gemmsmith.render import include_dirs
 from gemmsmith.spec import KernelSpec
-from real_kernels import AMPERE, HOPPER
+from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT
 
 ABI_VERSION = abi_version()
 ECHO = r"""
@@ -60,8 +60,8 @@ static int32_t launch(const gemmsmith_gemm *g, void *workspace, void *stream) {
 static int32_t blocks_per_sm(int32_t *blocks) { *blocks = 3; return 0; }
 static const char *explain(int32_t status) { return status ? seen : "fine"; }
 static const gemmsmith_kernel table[] = {
-  {"first", 128, 1024, 4, can_run, workspace_bytes, launch, blocks_per_sm, explain},
-  {"second", 256, 2048, 2, can_run, workspace_bytes, launch, blocks_per_sm, explain},
+  {"first", 128, 1024, 4, 0, can_run, workspace_bytes, launch, blocks_per_sm, explain},
+  {"second", 256, 2048, 2, 1, can_run, workspace_bytes, launch, blocks_per_sm, explain},
 };
 int32_t gemmsmith_abi_version(void) { return VERSION; }
 const gemmsmith_kernel *gemmsmith_kernels(int32_t *count) { *count = 2; return table; }
@@ -83,7 +83,7 @@ static int32_t launch(const gemmsmith_rows *r, void *stream) {
 }
 static const char *explain(int32_t status) { return status ? seen : "fine"; }
 static const gemmsmith_row_kernel table[] = {
-  {"first", 1024, 0, launch, explain}, {"second", 512, 64, launch, explain},
+  {"first", 1024, 0, 0, launch, explain}, {"second", 512, 64, 1, launch, explain},
 };
 int32_t gemmsmith_abi_version(void) { return VERSION; }
 const gemmsmith_row_kernel *gemmsmith_row_kernels(int32_t *count) { *count = 2; return table; }
@@ -163,10 +163,10 @@ def test_the_version_is_that_of_the_header() -> None:
 
 def test_the_table_of_a_library_without_a_launcher(tmp_path: Path) -> None:
     table = read_table(echo_library(tmp_path / "echo.so"))
-    assert {name: (row.threads, row.shared_bytes, row.stages) for name, row in table.items()} == {
-        "first": (128, 1024, 4),
-        "second": (256, 2048, 2),
-    }
+    assert {
+        name: (row.threads, row.shared_bytes, row.stages, row.dependent_launch)
+        for name, row in table.items()
+    } == {"first": (128, 1024, 4, False), "second": (256, 2048, 2, True)}
     text = tmp_path / "text.so"
     text.write_text("hello")
     with pytest.raises(LoadError, match=r"cannot load .*text\.so: .*(invalid ELF|too short)"):
@@ -180,6 +180,7 @@ def test_each_field_arrives_where_it_belongs(each_launcher: Launcher, tmp_path: 
     first, second = each_launcher.load(str(echo_library(tmp_path / "echo.so")))
     assert (first.name, first.threads, first.shared_bytes, first.stages) == ("first", 128, 1024, 4)
     assert (second.name, second.threads, second.shared_bytes) == ("second", 256, 2048)
+    assert (first.dependent_launch, second.dependent_launch) == (False, True)
     call = call_of_distinct_values()
     assert second.can_run(call) == 7
     assert second.explain(7).split() == [
@@ -199,6 +200,7 @@ def test_each_field_of_a_row_call_arrives_where_it_belongs(
     first, second = each_launcher.load_rows(str(library))
     assert (first.name, first.threads, first.shared_bytes, first.stages) == ("first", 1024, 0, 0)
     assert (second.name, second.threads, second.shared_bytes) == ("second", 512, 64)
+    assert (first.dependent_launch, second.dependent_launch) == (False, True)
     big = {name: 2**33 + index for index, name in enumerate(RowCall._fields)}
     changed: dict[str, Any] = {**big, "eps": 0.5, "activation": 2, "interleaved": 1, "residual": 0}
     call = RowCall(**changed)
@@ -392,6 +394,16 @@ def test_real_kernels_tell_their_facts(
     threads, shared, stages = facts[HOPPER]
     assert (threads, stages) == (256, 4)  # a warpgroup that loads and one that multiplies
     assert 4 * (64 + 16) * 64 * 2 <= shared <= 4 * (64 + 16) * 64 * 2 + 1024
+
+
+@pytest.mark.nvcc
+def test_real_kernels_tell_how_they_are_launched(
+    each_launcher: Launcher, real_libraries: dict[KernelSpec, Path]
+) -> None:
+    kernels = _kernels(each_launcher, real_libraries)
+    assert {spec for spec, kernel in kernels.items() if kernel.dependent_launch} == {
+        HOPPER_DEPENDENT
+    }
 
 
 @pytest.mark.nvcc

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.arch import SM_70, SM_80, SM_90A, Architecture, portable
+from gemmsmith.arch import (
+    SM_70,
+    SM_75,
+    SM_80,
+    SM_86,
+    SM_87,
+    SM_89,
+    SM_90A,
+    Architecture,
+    portable,
+)
 from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.fit import misfit, misfits
@@ -436,6 +446,24 @@ def test_c14_clusters_accepted_on_sm_90a(cluster: tuple[int, int]) -> None:
 def test_c15_row_by_row_is_legal_for_16_bit() -> None:
     assert KernelSpec(**AMPERE, layout="rrr").layout == "rrr"
     assert KernelSpec(**HOPPER, layout="rrr").layout == "rrr"
+
+
+@pytest.mark.parametrize("arch", [SM_70, SM_75, SM_80, SM_86, SM_87, SM_89, portable(SM_80)])
+def test_only_hopper_starts_kernels_before_the_one_ahead_has_ended(arch: Architecture) -> None:
+    fields = VOLTA if arch in (SM_70, SM_75) else AMPERE
+    (found,) = (
+        each
+        for each in objections(fields, arch=arch, dependent_launch=True)
+        if each.key == "dependent_launch"
+    )
+    assert str(found) == (
+        "dependent_launch: a kernel that starts before the one ahead has ended waits for it with"
+        f" griddepcontrol, which needs sm_90a; {arch.name} has none; set dependent_launch: false"
+    )
+    for schedule in SM_90A.schedules:
+        assert KernelSpec(
+            **{**HOPPER, "schedule": schedule, "tile": Tile(128, 128, 64)}, dependent_launch=True
+        )
 
 
 def test_all_broken_rules_come_at_once() -> None:

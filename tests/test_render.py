@@ -28,7 +28,7 @@ from gemmsmith.render import (
 )
 from gemmsmith.resources import templates_dir
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
-from real_kernels import AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8
+from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT, HOPPER_FP16, HOPPER_INT8
 
 GOLDEN = Path(__file__).with_name("golden")
 COOPERATIVE = KernelSpec(
@@ -49,6 +49,7 @@ FEATURES: dict[str, tuple[KernelSpec, ...]] = {
         replace(COOPERATIVE, tile=Tile(64, 128, 64), schedule="pingpong", a=FP16, b=FP16),
     ),
     "swap_direct": (HOPPER,),
+    "dependent_launch": (HOPPER_DEPENDENT,),
     "stream_k": (replace(COOPERATIVE, tile=Tile(128, 128, 64), scheduler="stream_k"),),
     "residual": (replace(COOPERATIVE, tile=Tile(128, 128, 64), residual=True, bias=False),),
     "group_of_two": (AMPERE, replace(MULTISTAGE, residual=True, alignment=Alignment(2, 2, 2))),
@@ -211,6 +212,7 @@ def test_an_unknown_template_is_a_render_error() -> None:
         ("include/gemmsmith/sm80_gemm.h", True, False),
         ("include/gemmsmith/sm90_gemm.h", False, True),
         ("include/gemmsmith/direct_epilogue.h", False, True),
+        ("include/gemmsmith/dependent_launch.h", False, True),
         ("include/gemmsmith/abi.h", True, True),
         ("gemm_sm80.cu.j2", True, False),
         ("gemm_sm90.cu.j2", False, True),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from gemmsmith.arch import SM_80
+from gemmsmith.arch import SM_80, SM_90A, Architecture
 from gemmsmith.launcher import RowCall, RowKernel
 from gemmsmith.launcher.with_ctypes import CtypesLauncher
 from gemmsmith.operands import TORCH_DTYPES
@@ -20,14 +21,11 @@ pytestmark = pytest.mark.nvcc  # for the toolkit's headers
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RowKernel]:
-    """All row kernels of sm_80 as functions of the CPU, by name."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Architecture, Path]:
+    """Libraries of the row kernels of sm_80 and sm_90a as functions of the CPU."""
     from gemmsmith.toolchain import find_toolchain
 
     folder = tmp_path_factory.mktemp("emulated")
-    source, library = folder / "rows.cpp", folder / "rows.so"
-    head = '#include "gemmsmith/abi.h"\n#include "cuda_on_cpu.h"\n'
-    source.write_text(head + render(row_specs(SM_80)).text)
     toolchain = find_toolchain()
     includes = (
         *include_dirs(),
@@ -35,10 +33,31 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RowKernel]:
         *([toolchain.root / "include"] if toolchain.root else []),
         *toolchain.include_dirs,
     )
-    command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        "-fno-gnu-unique",
+    ]
     command += [f"-I{folder}" for folder in includes]
-    subprocess.run([*command, "-o", str(library), str(source)], check=True)
-    return {kernel.name: kernel for kernel in CtypesLauncher().load_rows(str(library))}
+    head = '#include "gemmsmith/abi.h"\n#include "cuda_on_cpu.h"\n'
+    libraries = {}
+    for arch in (SM_80, SM_90A):
+        source = folder / f"{arch.name}.cpp"
+        libraries[arch] = source.with_suffix(".so")
+        source.write_text(head + render(row_specs(arch)).text)
+        subprocess.run([*command, "-o", str(libraries[arch]), str(source)], check=True)
+    return libraries
+
+
+@pytest.fixture(scope="module")
+def kernels(compiled: dict[Architecture, Path]) -> dict[str, RowKernel]:
+    """All row kernels of sm_80 as functions of the CPU, by name."""
+    return {kernel.name: kernel for kernel in CtypesLauncher().load_rows(str(compiled[SM_80]))}
 
 
 def test_the_library_has_every_kernel(kernels: dict[str, RowKernel]) -> None:
@@ -70,3 +89,37 @@ def test_sizes_out_of_range_are_refused(kernels: dict[str, RowKernel]) -> None:
     assert gate.launch(plain._replace(padded=32), 0) == 1
     assert gate.launch(plain._replace(columns=12, padded=12, interleaved=1), 0) == 1
     assert quantize.explain(1) == "sizes out of range for a row kernel"
+
+
+@pytest.mark.parametrize(
+    ("arch", "driver", "capturing", "early"),
+    [
+        (SM_80, 13000, False, False),
+        (SM_90A, 13000, False, True),
+        (SM_90A, 13000, True, True),
+        (SM_90A, 12020, False, True),  # graphs take the attribute from CUDA 12.3 on
+        (SM_90A, 12020, True, False),
+    ],
+)
+def test_what_the_table_says_of_dependent_launch_is_how_kernels_are_launched(
+    arch: Architecture,
+    driver: int,
+    capturing: bool,
+    early: bool,
+    compiled: dict[Architecture, Path],
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "fresh.so"  # it asks for the driver's version once
+    library.write_bytes(compiled[arch].read_bytes())
+    kernels = CtypesLauncher().load_rows(str(library))
+    state = ctypes.CDLL(str(library))
+    ctypes.c_int.in_dll(state, "emulated_driver").value = driver
+    ctypes.c_int.in_dll(state, "emulated_capturing").value = capturing
+    assert {kernel.dependent_launch for kernel in kernels} == {arch.dependent_launch}
+    for number, operation in enumerate(ROW_OPERATIONS, start=1):
+        spec = RowSpec(arch=arch, operation=operation, dtype=TORCH_DTYPES[torch.float16])
+        kernel = next(each for each in kernels if each.name == spec.name)
+        case = cases(operation)[0]
+        run_case(kernel, operation, case, torch.float16, "cpu", 0)
+        assert ctypes.c_int.in_dll(state, "emulated_launches").value == number
+        assert ctypes.c_int.in_dll(state, "emulated_early").value == number * early

@@ -53,6 +53,7 @@ AMPERE: dict[str, Any] = {
             {"store": "direct", "alignment": Alignment(8, 8, 1)},
             "gemm_bf16_rcr_128x256x64_c1x1_coop_direct_sm90a",
         ),
+        ({"dependent_launch": True}, "gemm_bf16_rcr_128x256x64_c1x1_coop_pdl_sm90a"),
         ({"bias": False}, "gemm_bf16_rcr_128x256x64_c1x1_coop_nobias_sm90a"),
         ({"residual": True}, "gemm_bf16_rcr_128x256x64_c1x1_coop_res_sm90a"),
         (

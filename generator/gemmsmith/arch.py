@@ -78,6 +78,8 @@ class Architecture:
     """Whether shared memory is filled without registers (cp.async, TMA); else 2 stages it is."""
     clusters: bool
     """Whether thread-block clusters exist."""
+    dependent_launch: bool = False
+    """Whether a kernel can start before the one ahead has ended (griddepcontrol)."""
     first_toolkit: tuple[int, int]
     """First CUDA toolkit (major, minor) that can target it."""
     last_toolkit: tuple[int, int] | None = None
@@ -232,6 +234,7 @@ SM_90A = Architecture(
     stores=("tma", "direct", "strip"),
     async_copy=True,
     clusters=True,
+    dependent_launch=True,
     first_toolkit=(12, 0),
     runs_on="sm_90a",
 )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemmsmith.dependency import GridDependency, dependency_fault, read_dependency, weakest
 from gemmsmith.errors import CompileError
 from gemmsmith.launcher.interface import TableEntry
 from gemmsmith.occupancy import registers_of_block
@@ -66,6 +67,16 @@ class Card:
     """Memory of the largest process of that run."""
     library_bytes: int
     """Size of the shared library that holds it."""
+    dependent_launch: bool = False
+    """Whether it is launched so that it may start before the kernel ahead has ended."""
+    grid_waits: int = 0
+    """Instructions that wait for the kernel ahead to end; 0 also where the code was not read."""
+    grid_releases: int = 0
+    """Instructions that let the kernel behind start."""
+    early_access: str = ""
+    """First access to global memory ahead of the first wait, if there is a wait and an access."""
+    constant_loads: int = 0
+    """Loads through the cache for memory that does not change while a kernel runs."""
 
     @property
     def shared_bytes(self) -> int:
@@ -93,6 +104,7 @@ class DeviceFunction:
     spill_store: int
     spill_load: int
     instructions: Mapping[str, int]
+    dependency: GridDependency
 
 
 def can_inspect(toolchain: Toolchain) -> bool:
@@ -111,11 +123,11 @@ def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[Dev
         CompileError: where cuobjdump cannot read the library.
     """
     usage: dict[str, tuple[int, int]] = {}
-    code: dict[str, Counter[str]] = {}
+    code: dict[str, str] = {}
     if can_inspect(toolchain):
         resources = _dump("-res-usage", library, toolchain)
         usage = {found[1]: (int(found[2]), int(found[3])) for found in _USAGE.finditer(resources)}
-        code = _instructions(_dump("-sass", library, toolchain))
+        code = _functions(_dump("-sass", library, toolchain))
     functions = []
     for found in _PTXAS.finditer(log):
         name, static = found["name"], _STATIC.search(found["rest"])
@@ -128,7 +140,8 @@ def device_functions(library: Path, log: str, toolchain: Toolchain) -> tuple[Dev
                 shared=int(static[1]) if static else 0,
                 spill_store=int(found["store"]),
                 spill_load=int(found["load"]),
-                instructions=code.get(name, {}),
+                instructions=Counter(_TENSOR.findall(code.get(name, ""))),
+                dependency=read_dependency(code.get(name, "")),
             )
         )
     return tuple(functions)
@@ -159,6 +172,7 @@ def make_card(
     counts: Counter[str] = Counter()
     for function in own:
         counts.update(function.instructions)
+    dependency = weakest([function.dependency for function in own])
     return Card(
         name=spec.name,
         arch=spec.arch.name,
@@ -176,6 +190,11 @@ def make_card(
         compiled_with=compiled_with,
         compile_peak_bytes=peak_bytes,
         library_bytes=library_bytes,
+        dependent_launch=entry.dependent_launch,
+        grid_waits=dependency.waits,
+        grid_releases=dependency.releases,
+        early_access=dependency.early_access,
+        constant_loads=dependency.constant_loads,
     )
 
 
@@ -199,6 +218,23 @@ def objection(spec: AnySpec, card: Card) -> str | None:
             f"block as they are handed out, {spec.arch.name} has "
             f"{spec.arch.multiprocessor.registers:,}: lower the tile or the number of warps"
         )
+    if card.dependent_launch != spec.dependent_launch:
+        return (
+            "dependent_launch is on, and it is launched without the attribute"
+            if spec.dependent_launch
+            else "it is launched to start before the kernel ahead has ended, unasked"
+        )
+    if card.dependent_launch and card.sass_inspected:
+        fault = dependency_fault(
+            GridDependency(
+                waits=card.grid_waits,
+                releases=card.grid_releases,
+                early_access=card.early_access,
+                constant_loads=card.constant_loads,
+            )
+        )
+        if fault is not None:
+            return f"dependent_launch is on, and {fault}"
     if isinstance(spec, RowSpec) or not card.sass_inspected or spec.arch.runs_on != spec.arch.name:
         return None
     return _wrong_instruction(spec, card)
@@ -235,11 +271,8 @@ def _dump(what: str, library: Path, toolchain: Toolchain) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _instructions(sass: str) -> dict[str, Counter[str]]:
-    """Return the tensor-core instructions of a disassembly by mangled function name."""
+def _functions(sass: str) -> dict[str, str]:
+    """Return the parts of a disassembly by mangled function name."""
     heads = list(_FUNCTION.finditer(sass))
     ends = [head.start() for head in heads[1:]] + [len(sass)]
-    return {
-        head[1]: Counter(_TENSOR.findall(sass, head.end(), end))
-        for head, end in zip(heads, ends, strict=True)
-    }
+    return {head[1]: sass[head.end() : end] for head, end in zip(heads, ends, strict=True)}

@@ -123,6 +123,7 @@ def judged(
         "store": store,
         "scheduler": keys.scheduler,
         "swap": keys.swap,
+        "dependent_launch": keys.dependent_launch,
         **keys.epilogue.model_dump(),
         "alignment": _alignment(keys.alignment, dtypes, d, store),
     }

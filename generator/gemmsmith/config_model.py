@@ -201,6 +201,9 @@ class ArchKeys(_Block):
     """Blocks of one cluster along the rows and columns of D (sm_90a)."""
     swap: bool = False
     """Compute D^T = B^T A^T (sm_90a)."""
+    dependent_launch: bool = False
+    """Start before the kernel ahead in the stream has ended, and wait for it before touching
+    memory: hides launch and start-up where kernels follow each other (sm_90a)."""
     epilogue: EpilogueKeys = EpilogueKeys()
     """Whether a bias and a residual can be added; a bias alone where not given."""
     alignment: AlignmentKeys = AlignmentKeys()

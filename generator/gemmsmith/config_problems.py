@@ -29,6 +29,7 @@ _OTHER_NAMES = {
     "stream_k": "scheduler",
     "split_k": "scheduler",
     "swap_ab": "swap",
+    "pdl": "dependent_launch",
     "kernel": "kernels",
     "c": "d",
 }

@@ -57,6 +57,13 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"{arch.name} has {', '.join(arch.stores)}, not {spec.store}",
             fix=f"set store: {arch.stores[0]}",
         )
+    if spec.dependent_launch and not arch.dependent_launch:
+        yield Objection(
+            key="dependent_launch",
+            reason=f"a kernel that starts before the one ahead has ended waits for it with"
+            f" griddepcontrol, which needs sm_90a; {arch.name} has none",
+            fix="set dependent_launch: false",
+        )
     if arch.api == "2.x":
         if spec.cluster.size != 1:
             yield Objection(

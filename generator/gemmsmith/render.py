@@ -146,6 +146,7 @@ def template_values(spec: AnySpec) -> dict[str, Any]:
         "scheduler": _SCHEDULERS[spec.scheduler],
         "store": _STORES[spec.store],
         "swap": _BOOLEANS[spec.swap],
+        "dependent_launch": _BOOLEANS[spec.dependent_launch],
         "bias": _BOOLEANS[spec.bias],
         "residual": _BOOLEANS[spec.residual],
         "activation": _ACTIVATIONS[spec.activation],
@@ -163,6 +164,7 @@ def _row_values(spec: RowSpec) -> dict[str, Any]:
         "norm": _BOOLEANS["norm" in spec.operation],
         "gate": _BOOLEANS["gate" in spec.operation],
         "quantize": _BOOLEANS["quantize" in spec.operation],
+        "dependent_launch": _BOOLEANS[spec.dependent_launch],
     }
 
 

@@ -52,6 +52,11 @@ class RowSpec:
         """The kernel's name in reports, files, C++ symbols, logs and tables."""
         return f"rows_{self.operation}_{self.dtype.name}_{self.arch.suffix}"
 
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether it starts before the kernel ahead has ended: always, where that exists."""
+        return self.arch.dependent_launch
+
 
 AnySpec: TypeAlias = KernelSpec | RowSpec
 """What can be rendered, compiled, kept and exported."""

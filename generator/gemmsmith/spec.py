@@ -104,6 +104,9 @@ class KernelSpec:
     """``static``: each tile by one block; ``stream_k``: blocks may share the K loop of a tile."""
     swap: bool = False
     """Compute D^T = B^T A^T: the columns of D lie on the instruction's M side (3.x only)."""
+    dependent_launch: bool = False
+    """Start before the kernel ahead in the stream has ended, and wait for it before touching memory
+    (programmatic dependent launch, sm_90a)."""
     bias: bool = True
     """Whether the epilogue can add a bias vector (N,)."""
     residual: bool = False
@@ -146,6 +149,7 @@ class KernelSpec:
         words += ["streamk"] if self.scheduler == "stream_k" else []
         words += ["swap"] if self.swap else []
         words += ["direct"] if self.store == "direct" else []
+        words += ["pdl"] if self.dependent_launch else []
         words += [] if self.bias else ["nobias"]
         words += ["res"] if self.residual else []
         words += ["scaled"] if self.scaled else []

@@ -23,6 +23,7 @@ struct gemm_fp16_outbf16_rcr_64x128x64_c2x1_pp_sm90a_traits {
   using Store = TmaStore;
   static constexpr int kStages = 0;  // 0: as many as fit
   static constexpr bool kSwap = false;
+  static constexpr bool kDependentLaunch = false;
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
   static constexpr Activation kActivation = Activation::kNone;

@@ -23,6 +23,7 @@ struct gemm_bf16_rcr_128x128x64_c2x1_coop_nobias_res_sm90a_traits {
   using Store = TmaStore;
   static constexpr int kStages = 0;  // 0: as many as fit
   static constexpr bool kSwap = false;
+  static constexpr bool kDependentLaunch = false;
   static constexpr bool kBias = false;
   static constexpr bool kResidual = true;
   static constexpr Activation kActivation = Activation::kNone;

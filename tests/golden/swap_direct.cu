@@ -23,6 +23,7 @@ struct gemm_bf16_rcr_16x64x64_s4_c1x1_ws_swap_direct_sm90a_traits {
   using Store = DirectStore;
   static constexpr int kStages = 4;  // 0: as many as fit
   static constexpr bool kSwap = true;
+  static constexpr bool kDependentLaunch = false;
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
   static constexpr Activation kActivation = Activation::kNone;

@@ -108,6 +108,7 @@ def _facts(spec: KernelSpec) -> dict[str, Any]:
         "scheduler": spec.scheduler,
         "store": spec.store,
         "swap": spec.swap,
+        "dependent_launch": spec.dependent_launch,
         "bias": spec.bias,
         "residual": spec.residual,
         "alignment": spec.alignment._asdict(),

@@ -121,6 +121,7 @@ def inspect(
             "SHARED",
             "THREADS",
             "STAGES",
+            "DEPENDENT LAUNCH",
             "TENSOR CORES",
             "COMPILED",
         ),
@@ -151,7 +152,7 @@ def _row(inspection: Inspection) -> tuple[object, ...]:
     )
     card = inspection.card
     if card is None:
-        return (inspection.spec.name, *fit, *["-"] * 6, "no")
+        return (inspection.spec.name, *fit, *["-"] * 7, "no")
     instructions = [f"{count} {name}" for name, count in card.tensor_instructions.items()]
     seconds = f"{card.compile_seconds:.1f} s"
     return (
@@ -162,6 +163,7 @@ def _row(inspection: Inspection) -> tuple[object, ...]:
         f"{card.shared_bytes:,} B",
         card.threads,
         card.stages,
+        "yes" if card.dependent_launch else "no",
         ", ".join(instructions) or ("none" if card.sass_inspected else "not inspected"),
         seconds + (f" with {card.compiled_with - 1} more" if card.compiled_with > 1 else ""),
     )

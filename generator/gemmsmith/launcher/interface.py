@@ -71,6 +71,10 @@ class TableEntry(Protocol):
     def stages(self) -> int:
         """Buffers of the main loop; 0 for row kernels."""
 
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether it is launched so that it may start before the kernel ahead has ended."""
+
 
 class Kernel(TableEntry, Protocol):
     """A loaded kernel. A status of 0 is success; :meth:`explain` words the others."""

@@ -187,6 +187,7 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def_property_readonly("threads", [](Kernel const &self) { return self.entry->threads; })
       .def_property_readonly("shared_bytes", [](Kernel const &self) { return self.entry->shared_bytes; })
       .def_property_readonly("stages", [](Kernel const &self) { return self.entry->stages; })
+      .def_property_readonly("dependent_launch", [](Kernel const &self) { return self.entry->dependent_launch != 0; })
       .def("can_run", &Kernel::can_run)
       .def("workspace_bytes", &Kernel::workspace_bytes)
       .def("launch", &Kernel::launch)
@@ -197,6 +198,7 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def_property_readonly("threads", [](RowKernel const &self) { return self.entry->threads; })
       .def_property_readonly("shared_bytes", [](RowKernel const &self) { return self.entry->shared_bytes; })
       .def_property_readonly("stages", [](RowKernel const &) { return 0; })
+      .def_property_readonly("dependent_launch", [](RowKernel const &self) { return self.entry->dependent_launch != 0; })
       .def("launch", &RowKernel::launch)
       .def("explain", [](RowKernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
   module.def("load", &load, py::arg("path"));

@@ -35,6 +35,7 @@ class _Entry(ctypes.Structure):
         ("threads", ctypes.c_int32),
         ("shared_bytes", ctypes.c_int32),
         ("stages", ctypes.c_int32),
+        ("dependent_launch", ctypes.c_int32),
         ("can_run", ctypes.CFUNCTYPE(_STATUS, _CALL)),
         (
             "workspace_bytes",
@@ -55,6 +56,7 @@ class CtypesKernel:
         self.threads: int = entry.threads
         self.shared_bytes: int = entry.shared_bytes
         self.stages: int = entry.stages
+        self.dependent_launch = bool(entry.dependent_launch)
 
     def can_run(self, call: Call) -> int:
         """Return the status that CUTLASS gives to sizes, strides and alignment of ``call``."""
@@ -97,6 +99,7 @@ class _RowEntry(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("threads", ctypes.c_int32),
         ("shared_bytes", ctypes.c_int32),
+        ("dependent_launch", ctypes.c_int32),
         ("launch", ctypes.CFUNCTYPE(_STATUS, ctypes.POINTER(_Rows), ctypes.c_void_p)),
         ("explain", ctypes.CFUNCTYPE(ctypes.c_char_p, _STATUS)),
     )
@@ -112,6 +115,7 @@ class CtypesRowKernel:
         self.name: str = entry.name.decode()
         self.threads: int = entry.threads
         self.shared_bytes: int = entry.shared_bytes
+        self.dependent_launch = bool(entry.dependent_launch)
 
     def launch(self, call: RowCall, stream: int) -> int:
         """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GEMMSMITH_ABI_VERSION 2
+#define GEMMSMITH_ABI_VERSION 3
 #define GEMMSMITH_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -50,6 +50,7 @@ typedef struct gemmsmith_kernel {
   int32_t threads;      /* threads of a block */
   int32_t shared_bytes; /* dynamic shared memory of a block */
   int32_t stages;       /* buffers of the main loop */
+  int32_t dependent_launch; /* 1: launched so that it may start before the kernel ahead has ended */
   gemmsmith_status (*can_run)(const gemmsmith_gemm *);
   gemmsmith_status (*workspace_bytes)(const gemmsmith_gemm *, uint64_t *bytes);
   /* Queues the kernel on `stream` (a cudaStream_t); never synchronises, never allocates. */
@@ -90,6 +91,7 @@ typedef struct gemmsmith_row_kernel {
   const char *name;     /* RowSpec.name */
   int32_t threads;      /* most threads of a block whose threads hold the most of a row */
   int32_t shared_bytes; /* dynamic shared memory of a block */
+  int32_t dependent_launch; /* 1: launched so that it may start before the kernel ahead has ended */
   /* Queues the kernel on `stream` (a cudaStream_t); never synchronises, never allocates. */
   gemmsmith_status (*launch)(const gemmsmith_rows *, void *stream);
   const char *(*explain)(gemmsmith_status);

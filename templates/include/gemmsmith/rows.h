@@ -15,6 +15,7 @@
 #include <cuda_runtime.h>
 
 #include "gemmsmith/abi.h"
+#include "gemmsmith/dependent_launch.h"
 
 namespace gemmsmith {
 namespace rows {
@@ -92,15 +93,16 @@ __device__ Raw<T> from_floats(float const (&values)[kChunk]) {
 }
 
 /* Reads the chunk at `from`, of which `valid` elements lie in the row (fewer than 1: none), and
- * zeros for the rest. */
-template <bool kVector, class T>
+ * zeros for the rest. kConstant: no other kernel writes there while this one runs. */
+template <bool kVector, bool kConstant, class T>
 __device__ Raw<T> load(T const *from, int64_t valid) {
   Raw<T> raw{};
   if constexpr (kVector) {
     if (valid > 0) {
 #pragma unroll
       for (int part = 0; part < Raw<T>::kWords / 4; ++part) {
-        uint4 const read = __ldg(reinterpret_cast<uint4 const *>(from) + part);
+        uint4 const *const word = reinterpret_cast<uint4 const *>(from) + part;
+        uint4 const read = kConstant ? __ldg(word) : *word;
         raw.words[4 * part] = read.x;
         raw.words[4 * part + 1] = read.y;
         raw.words[4 * part + 2] = read.z;
@@ -234,6 +236,7 @@ __device__ void activate(float (&values)[kChunk], int32_t activation) {
 template <class Kernel, bool kVector>
 struct Row {
   using T = typename Kernel::Element;
+  static constexpr bool kConstant = !Kernel::kDependentLaunch; /* else the one ahead may still write */
 
   struct Inputs {
     Raw<T> first;  /* x, or the gate */
@@ -266,13 +269,13 @@ struct Row {
     int64_t const valid = call.columns - column;
     if constexpr (Kernel::kGate) {
       T const *const gate = x + (call.interleaved ? 2 * column : column);
-      inputs.first = load<kVector>(gate, valid);
-      inputs.second = load<kVector>(gate + (call.interleaved ? kChunk : call.columns), valid);
+      inputs.first = load<kVector, kConstant>(gate, valid);
+      inputs.second = load<kVector, kConstant>(gate + (call.interleaved ? kChunk : call.columns), valid);
     } else {
-      inputs.first = load<kVector>(x + column, valid);
+      inputs.first = load<kVector, kConstant>(x + column, valid);
       if constexpr (Kernel::kNorm) {
         if (residual != nullptr) {
-          inputs.second = load<kVector>(residual + column, valid);
+          inputs.second = load<kVector, kConstant>(residual + column, valid);
         }
       }
     }
@@ -281,7 +284,7 @@ struct Row {
 
   __device__ Raw<T> read_weight(int chunk) const {
     int64_t const column = static_cast<int64_t>(chunk) * kChunk;
-    return load<kVector>(static_cast<T const *>(call.weight) + column, call.columns - column);
+    return load<kVector, kConstant>(static_cast<T const *>(call.weight) + column, call.columns - column);
   }
 
   /* Gives what is normalised or quantised. The sum with the residual is rounded to T first, as it
@@ -393,6 +396,10 @@ __global__ void __launch_bounds__(kBlock<Kernel, kHeld>) row_kernel(gemmsmith_ro
   auto const add = [](double left, double right) { return left + right; };
   auto const larger = [](uint32_t left, uint32_t right) { return left > right ? left : right; };
 
+  if constexpr (Kernel::kDependentLaunch) {
+    release_dependents();
+    await_prerequisites();
+  }
   int64_t const index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (index >= call.rows) { /* only where each warp has a row of its own */
     return;
@@ -503,6 +510,14 @@ cudaError_t start(gemmsmith_rows const &call, int64_t chunks, cudaStream_t strea
   gemmsmith_rows copy = call;
   void *arguments[] = {&copy};
   void const *const function = reinterpret_cast<void const *>(&row_kernel<Kernel, kHeld, kVector>);
+#if CUDART_VERSION >= 11080
+  if constexpr (Kernel::kDependentLaunch) {
+    cudaLaunchAttribute attribute{};
+    cudaLaunchConfig_t config{grid, dim3(threads, together), 0, stream, &attribute, 0};
+    start_early(config);
+    return cudaLaunchKernelExC(&config, function, arguments);
+  }
+#endif
   return cudaLaunchKernel(function, grid, dim3(threads, together), arguments, 0, stream);
 }
 
@@ -551,7 +566,7 @@ inline const char *explain(gemmsmith_status status) {
 
 template <class Kernel>
 constexpr gemmsmith_row_kernel entry(const char *name) {
-  return {name, kBlock<Kernel, kMostHeld<Kernel>>, 0, launch<Kernel>, explain};
+  return {name, kBlock<Kernel, kMostHeld<Kernel>>, 0, Kernel::kDependentLaunch, launch<Kernel>, explain};
 }
 
 }  // namespace rows

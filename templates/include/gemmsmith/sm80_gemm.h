@@ -199,7 +199,7 @@ struct Sm80Operation {
   }
 
   static constexpr gemmsmith_kernel entry(const char *name) {
-    return {name, kThreads, kShared, Traits::kStages, can_run, workspace_bytes, launch, blocks_per_sm, explain};
+    return {name, kThreads, kShared, Traits::kStages, 0, can_run, workspace_bytes, launch, blocks_per_sm, explain};
   }
 };
 

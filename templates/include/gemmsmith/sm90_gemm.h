@@ -17,6 +17,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "gemmsmith/abi.h"
+#include "gemmsmith/dependent_launch.h"
 #include "gemmsmith/direct_epilogue.h"
 #include "gemmsmith/finish.h"
 #include "gemmsmith/gate_epilogue.h"
@@ -32,6 +33,29 @@ template <class Layout>
 using Transposed = cute::conditional_t<cute::is_same_v<Layout, cutlass::layout::RowMajor>,
                                        cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
 
+/* A number that the call gives by value. CUTLASS's node asks for one by address too, and would read
+ * it when the epilogue is set up: before a kernel that starts early has waited. */
+template <class Element>
+struct ByValue : cutlass::epilogue::fusion::Sm90ScalarBroadcast<Element> {
+  using Base = cutlass::epilogue::fusion::Sm90ScalarBroadcast<Element>;
+
+  CUTLASS_HOST_DEVICE ByValue() {}
+  CUTLASS_HOST_DEVICE ByValue(typename Base::Params const &params, typename Base::SharedStorage const &) {
+    Base::params_ptr = &params;
+    Base::scalar = params.scalars[0];
+  }
+  template <class... Args>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(
+      cutlass::epilogue::fusion::ProducerLoadArgs<Args...> const &) {
+    return cutlass::epilogue::fusion::EmptyProducerLoadCallbacks{};
+  }
+  template <bool kReferenceSource, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::ConsumerStoreArgs<Args...> const &) {
+    return typename Base::ConsumerStoreCallbacks(Base::scalar);
+  }
+};
+
 /* The tree of operations on an accumulator: finish(acc) + beta * C, less what the kernel leaves out;
  * finish.h says what it is. Vectors along tokens lie along the device's N where operands are swapped,
  * those along features along its M. A null vector is all ones (scales) or zeros (bias, zero points).
@@ -41,7 +65,7 @@ struct Sm90Fusion {
   using ElementD = typename Traits::ElementD;
   using ElementBias = typename Traits::ElementBias;
   using Compute = typename Traits::ElementCompute;
-  using Scalar = cutlass::epilogue::fusion::Sm90ScalarBroadcast<Compute, cute::Stride<cute::_0, cute::_0, int64_t>>;
+  using Scalar = ByValue<Compute>;
   template <template <class> class Operation, class Output, class ComputeIn, class... Leaves>
   using Node = cutlass::epilogue::fusion::Sm90EVT<
       cutlass::epilogue::fusion::Sm90Compute<Operation, Output, ComputeIn, cutlass::FloatRoundStyle::round_to_nearest>,
@@ -124,6 +148,18 @@ struct Sm90Fusion {
   }
 };
 
+/* A main loop whose kernel may start before the one ahead of it has ended. All threads of CUTLASS's
+ * kernels prepare their loads here: barriers are set up by then, global memory is untouched. */
+template <class Mainloop>
+struct DependentMainloop : Mainloop {
+  template <class... Args>
+  CUTLASS_DEVICE auto load_init(Args const &...args) const {
+    release_dependents();
+    await_prerequisites();
+    return Mainloop::load_init(args...);
+  }
+};
+
 template <class Traits>
 struct Sm90Gemm {
   using ElementD = typename Traits::ElementD;
@@ -179,11 +215,13 @@ struct Sm90Gemm {
                                          cutlass::gemm::collective::StageCountAutoCarveout<kCarveout>,
                                          cutlass::gemm::collective::StageCount<Traits::kStages>>;
 
-  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+  using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, DeviceElementA, DeviceLayoutA, kDeviceAlignmentA,
       DeviceElementB, DeviceLayoutB, kDeviceAlignmentB, typename Traits::ElementAccumulator,
       typename Traits::DeviceTile, typename Traits::DeviceCluster, StageCount,
       typename Traits::Schedule>::CollectiveOp;
+  using CollectiveMainloop =
+      cute::conditional_t<Traits::kDependentLaunch, DependentMainloop<BuiltMainloop>, BuiltMainloop>;
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, typename Traits::Scheduler>;
@@ -195,6 +233,7 @@ struct Sm90Operation {
   using Types = Sm90Gemm<Traits>;
 
   static constexpr int kStages = Types::CollectiveMainloop::DispatchPolicy::Stages;
+  static constexpr bool kDependentLaunch = Traits::kDependentLaunch;
 
   template <class Stride>
   static Stride stride(int64_t leading, int64_t batch) {
@@ -307,13 +346,16 @@ struct Sm90Operation {
     config.blockDim = Kernel::get_block_shape();
     config.dynamicSmemBytes = Kernel::SharedStorageSize;
     config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = cute::size<0>(typename Traits::DeviceCluster{});
-    attribute.val.clusterDim.y = cute::size<1>(typename Traits::DeviceCluster{});
-    attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = cute::size<0>(typename Traits::DeviceCluster{});
+    attributes[0].val.clusterDim.y = cute::size<1>(typename Traits::DeviceCluster{});
+    attributes[0].val.clusterDim.z = 1;
+    config.attrs = attributes;
     config.numAttrs = 1;
+    if constexpr (kDependentLaunch) {
+      start_early(config);
+    }
     void *parameters[] = {&params};
     return status_of(cudaLaunchKernelExC(&config, reinterpret_cast<void const *>(kernel), parameters));
   }
@@ -335,7 +377,7 @@ struct Sm90Operation {
 
   static constexpr gemmsmith_kernel entry(const char *name) {
     return {name,    static_cast<int32_t>(Kernel::MaxThreadsPerBlock), Kernel::SharedStorageSize,
-            kStages, can_run, workspace_bytes, launch, blocks_per_sm, explain};
+            kStages, kDependentLaunch, can_run, workspace_bytes, launch, blocks_per_sm, explain};
   }
 };
 

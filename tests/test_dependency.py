@@ -1,0 +1,62 @@
+"""What machine code says of waiting for other grids, and which code may not start early."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.dependency import GridDependency, dependency_fault, read_dependency, weakest
+
+_WORD = "                                                   /* 0x000fe200000001ff */\n"
+GOOD = ("@P0 LDC R1, c[0x0][0x28]", "UTMACCTL.PF [UR6]", "SYNCS.EXCH.64 URZ, [UR8+0x37000], UR4")
+WAIT, RELEASE = "ACQBULK", "PREEXIT"
+LOAD = "@!P2 LDG.E.U16 R5, desc[UR12][R2.64]"
+
+
+def sass(*instructions: str) -> str:
+    lines = (f"        /*{16 * at:04x}*/   {text} ;\n" for at, text in enumerate(instructions))
+    return '\t.headerflags\t@"EF_CUDA_SM90"\n' + "".join(line + _WORD for line in lines)
+
+
+def test_code_that_waits_before_it_loads_may_start_early() -> None:
+    found = read_dependency(sass(*GOOD, RELEASE, WAIT, LOAD, "@P0 EXIT"))
+    assert found == GridDependency(waits=1, releases=1)
+    assert dependency_fault(found) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ((RELEASE, LOAD), "lacks ACQBULK (griddepcontrol.wait): it would not wait at all"),
+        ((WAIT, LOAD), "lacks PREEXIT (griddepcontrol.launch_dependents): the kernel behind"),
+        ((LOAD, RELEASE, WAIT), "has LDG.E.U16 ahead of ACQBULK"),
+        (("ST.E.64 [R2], R4", RELEASE, WAIT), "has ST.E.64 ahead of ACQBULK"),
+        (("UTMALDG.3D [UR8], [UR4]", RELEASE, WAIT), "has UTMALDG.3D ahead of ACQBULK"),
+        (("REDG.E.ADD [R2], R4", RELEASE, WAIT), "has REDG.E.ADD ahead of ACQBULK"),
+        (("LD.E R2, [R4]", RELEASE, WAIT, WAIT), "has LD.E ahead of ACQBULK"),
+        ((RELEASE, WAIT, "LDG.E.128.CONSTANT R4, [R2]"), "has 1 LDG.CONSTANT, which may miss"),
+    ],
+)
+def test_code_that_must_not_start_early_is_refused(code: tuple[str, ...], fault: str) -> None:
+    found = dependency_fault(read_dependency(sass(*GOOD, *code)))
+    assert found is not None
+    assert f"its machine code {fault}" in found
+
+
+def test_shared_and_constant_memory_may_be_used_before_the_wait() -> None:
+    ahead = ("LDS.128 R4, [R2]", "STS [R2], R4", "LDSM.16.M88.4 R4, [R2]", "ULDC.64 UR4, c[0x0]")
+    assert read_dependency(sass(*ahead, "STL [R1], R2", WAIT)).early_access == ""
+
+
+def test_code_without_a_wait_has_no_access_ahead_of_it() -> None:
+    assert read_dependency(sass(LOAD, LOAD)) == GridDependency()
+    assert read_dependency("") == GridDependency()
+
+
+def test_of_several_functions_the_worst_counts() -> None:
+    good = GridDependency(waits=2, releases=3)
+    bad = GridDependency(waits=1, early_access="LDG.E", constant_loads=4)
+    assert weakest([good, bad]) == GridDependency(
+        waits=1, releases=0, early_access="LDG.E", constant_loads=4
+    )
+    assert weakest([good]) == good
+    assert weakest([]) == GridDependency()
