@@ -51,6 +51,8 @@ class Policy:
     """Arms slower than the fastest by more than this factor get no further rounds; None: none."""
     finalists_within: float = 1.03
     """The same factor once ``min_rounds`` are done, where arms may be retired at all."""
+    until_clear: bool = False
+    """Whether measuring also ends once no arm can still prove faster than the leader."""
     batch_seconds: float = 0.05
     """About how long the GPU is kept busy between two looks at the results."""
     seed: int = 0
@@ -92,7 +94,7 @@ class Comparison:
     baseline: str
     """The arm that others are compared with."""
     converged: bool
-    """Whether the intervals became as narrow as asked."""
+    """Whether the intervals became as narrow as asked, or the leader clear of the others."""
     seconds: float
     """How long it took."""
     readings: tuple[Reading, ...] = ()
@@ -182,7 +184,10 @@ def run_rounds(
         round_seconds = (timer.elapsed() - start) / count
         done += count
         alive = _survivors(alive, samples, kept, done, policy)
-        converged = done >= policy.min_rounds and _precise(samples, baseline, kept, policy)
+        converged = done >= policy.min_rounds and (
+            _precise(samples, baseline, kept, policy)
+            or (policy.until_clear and _clear(alive, samples, baseline, policy))
+        )
     return Comparison(
         samples={arm: tuple(times) for arm, times in samples.items()},
         baseline=baseline,
@@ -260,3 +265,20 @@ def _precise(
     fastest = max(ratios, key=lambda arm: ratios[arm].median)
     rivals = {*kept, fastest} - {baseline}
     return all(ratios[arm].width <= policy.precision for arm in rivals)
+
+
+def _clear(
+    alive: Sequence[str], samples: Mapping[str, list[float]], baseline: str, policy: Policy
+) -> bool:
+    """Whether each arm left is slower than the leader beyond doubt, or as good as equal to it."""
+    pace = {arm: _ratio(samples, baseline, arm).median for arm in alive}
+    leader = max(pace, key=pace.__getitem__)
+    behind = (_ratio(samples, arm, leader) for arm in alive if arm != leader)
+    return all(
+        (ratio.low is not None and ratio.low > 1) or ratio.width <= policy.precision
+        for ratio in behind
+    )
+
+
+def _ratio(samples: Mapping[str, list[float]], over: str, under: str) -> Ratio:
+    return ratio_of([o / u for o, u in zip(samples[over], samples[under], strict=False)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,6 +44,18 @@ class Weight:
     ready: Tensor
     """As gemmsmith's kernels read it: blocks of 8 rows of the gate and 8 of up."""
     ready_scale: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Some elements of a right result."""
+
+    rows: Tensor
+    columns: Tensor
+    right: Tensor
+    """float64 (rows, columns)."""
+    bound: Tensor
+    """By how much each may be off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +122,10 @@ class Task:
         """Return ``out``, all NaN: what a kernel leaves unwritten shows."""
         return self.out.fill_(math.nan)
 
-    def run(self, kernels: str = "") -> str:
+    def run(self, kernels: str = "", known: Sequence[Expected] | None = None) -> str:
         """Return what is wrong with what gemmsmith writes over NaN; empty where it is right.
+
+        ``known`` is what :meth:`expected` gave, where several kernels are to be judged.
 
         Raises:
             NoKernelError: where no kernel fits.
@@ -122,9 +136,11 @@ class Task:
             raise
         except GemmsmithError as error:
             return f"{type(error).__name__}: {error}"
-        return self.fault(self.out)
+        return self.fault(self.out, known=known)
 
-    def fault(self, result: Tensor, *, slack: float = 0.0) -> str:
+    def fault(
+        self, result: Tensor, *, slack: float = 0.0, known: Sequence[Expected] | None = None
+    ) -> str:
         """Return what is wrong with a result for the first weight; empty where it is right.
 
         No element may be NaN. One row of each stretch of rows is compared with float64 whole, and
@@ -134,32 +150,38 @@ class Task:
         unwritten = int(torch.isnan(result).sum())
         if unwritten:
             return f"{unwritten} of {result.numel()} elements are NaN or were not written"
-        m, n = result.shape
-        rows = sampled(m, _SAMPLED, result.device)
-        columns = torch.arange(n, device=result.device)
-        if message := self._worst(result, rows, columns, slack):
-            return message
-        if len(rows) == m:
-            return ""
-        blocks = sampled(n // _BLOCK, _SAMPLED // _BLOCK, result.device)
-        within = torch.arange(_BLOCK, device=result.device)
-        every = torch.arange(m, device=result.device)
-        return self._worst(result, every, (blocks[:, None] * _BLOCK + within).flatten(), slack)
+        for part in self._parts() if known is None else known:
+            found = result[part.rows][:, part.columns].double()
+            excess = (found - part.right).abs() - part.bound - slack
+            at = int(torch.where(excess.isnan(), math.inf, excess).argmax())
+            row, column = divmod(at, len(part.columns))
+            if not float(excess[row, column]) <= 0:
+                return (
+                    f"row {int(part.rows[row])}, column {int(part.columns[column])}:"
+                    f" {found[row, column]:.5g} where {part.right[row, column]:.5g} is right"
+                )
+        return ""
 
-    def _worst(self, result: Tensor, rows: Tensor, columns: Tensor, slack: float) -> str:
+    def expected(self) -> tuple[Expected, ...]:
+        """Return the sampled elements of a right result, to judge several results by."""
+        return tuple(self._parts())
+
+    def _parts(self) -> Iterator[Expected]:
+        m, n = self.out.shape
+        rows = sampled(m, _SAMPLED, self.out.device)
+        yield from self._stretches(rows, torch.arange(n, device=self.out.device))
+        if len(rows) == m:
+            return
+        blocks = sampled(n // _BLOCK, _SAMPLED // _BLOCK, self.out.device)
+        within = torch.arange(_BLOCK, device=self.out.device)
+        every = torch.arange(m, device=self.out.device)
+        yield from self._stretches(every, (blocks[:, None] * _BLOCK + within).flatten())
+
+    def _stretches(self, rows: Tensor, columns: Tensor) -> Iterator[Expected]:
         for some_rows in torch.split(rows, _CHUNK):
             for some in torch.split(columns, _CHUNK):
                 right, bound = self._expected(some_rows, some)
-                found = result[some_rows][:, some].double()
-                excess = (found - right).abs() - bound - slack
-                at = int(torch.where(excess.isnan(), math.inf, excess).argmax())
-                row, column = divmod(at, len(some))
-                if not float(excess[row, column]) <= 0:
-                    return (
-                        f"row {int(some_rows[row])}, column {int(some[column])}:"
-                        f" {found[row, column]:.5g} where {right[row, column]:.5g} is right"
-                    )
-        return ""
+                yield Expected(rows=some_rows, columns=some, right=right, bound=bound)
 
     def _expected(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Return these elements in float64, and by how much a right result may be off."""

@@ -1,8 +1,10 @@
-"""Verbs about which kernel runs where: ``which``."""
+"""Verbs about which kernel runs where: ``which``, ``tune``, ``reduce``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,15 @@ if TYPE_CHECKING:
     from gemmsmith.arch import Architecture
     from gemmsmith.problem import GemmProblem
 
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="Model whose weights are meant; repeatable.",
+        show_default=False,
+    ),
+]
 _KNOWN_GPUS = {"sm_90a": ("NVIDIA H200", 132), "sm_80": ("NVIDIA A100-SXM4-80GB", 108)}
 
 
@@ -129,4 +140,120 @@ def _problem(
     )
 
 
-VERBS: dict[str, Callable[..., Any]] = {"which": which}
+def tune(
+    model: Models = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NxK", help="A weight of this size; repeatable.", show_default=False),
+    ] = None,
+    m: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--m",
+            metavar="BUCKET",
+            help="Only this number of tokens; repeatable; by default all of them.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="fp16|bf16|int8", help="Element type; int8 scaled into bf16.")
+    ] = "bf16",
+    epilogue: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="plain|residual|activation|gate",
+            help="What follows the product; repeatable; by default nothing (a bias is free).",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="YAML",
+            help="Kernels that may win beside the default ones; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="YAML",
+            help="Table to write or to go on with; by default one in the cache folder.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="60s", help="Begin nothing after so long: 90, 90s, 5min.", show_default=False
+        ),
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="Kernels that are timed for each entry.")
+    ] = 8,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KERNEL", help="Leave it out; repeatable.", show_default=False),
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="Share the weights out to so many GPUs.")
+    ] = 1,
+    *,
+    only_files: Annotated[
+        bool, typer.Option("--only-files", help="Leave the default kernels out.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure what is measured already once more.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which kernel is the fastest at each shape of models, beside torch. Needs a GPU.
+
+    What is measured is kept at once: run it again to go on where it was stopped. Ends with 1 where
+    a kernel's result is wrong.
+    """
+    from gemmsmith.tune.start import Request, tune_here
+    from gemmsmith.tune.text import outcome_json, outcome_text
+    from gemmsmith.tune.work import jobs_of, weights_of
+
+    weights = weights_of(
+        model or (),
+        [_sizes(word) for word in weight or ()],
+        dtype=dtype,
+        epilogues=epilogue or ("plain",),
+    )
+    request = Request(
+        files=tuple(file or ()),
+        only_files=only_files,
+        out=out,
+        budget=None if budget is None else _seconds(budget),
+        candidates=candidates,
+        without=tuple(without or ()),
+        again=again,
+        gpus=gpus,
+    )
+    outcome, path = tune_here(jobs_of(weights, m), request)
+    if as_json:
+        print_json(outcome_json(outcome, path))
+    else:
+        typer.echo(outcome_text(outcome, path))
+    if any(entry.wrong for entry in outcome.entries):
+        raise typer.Exit(1)
+
+
+def _sizes(word: str) -> tuple[int, int]:
+    n, _, k = word.lower().replace("×", "x").partition("x")
+    if not (n.isdecimal() and k.isdecimal() and int(n) and int(k)):
+        raise typer.BadParameter(f"--weight {word}: write N and K as in 6144x4096")
+    return int(n), int(k)
+
+
+def _seconds(word: str) -> float:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h)?", word.strip())
+    if found is None or not float(found[1]):
+        raise typer.BadParameter(f"--budget {word}: write 90, 90s or 5min")
+    return float(found[1]) * {"m": 60, "min": 60, "h": 3600}.get(found[2] or "s", 1)
+
+
+VERBS: dict[str, Callable[..., Any]] = {"which": which, "tune": tune}
