@@ -88,6 +88,7 @@ def test_module_prints_the_version() -> None:
         "run",
         "which",
         "tune",
+        "reduce",
         "bench",
         "demo",
         "export",

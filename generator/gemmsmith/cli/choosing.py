@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from gemmsmith.cli.options import AsJson, Source, print_json, specs_of
 if TYPE_CHECKING:
     from gemmsmith.arch import Architecture
     from gemmsmith.problem import GemmProblem
+    from gemmsmith.tuned import Entry
 
 Models = Annotated[
     list[str] | None,
@@ -242,6 +243,112 @@ def tune(
         raise typer.Exit(1)
 
 
+def reduce(
+    source: Source = None,
+    model: Models = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="YAML",
+            help="Tuned table; repeatable; by default those in use for the GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="YAML", help="Further kernels; repeatable.", show_default=False),
+    ] = None,
+    loss: Annotated[str, typer.Option(metavar="2%", help="Lost in the geometric mean.")] = "2%",
+    worst: Annotated[str, typer.Option(metavar="10%", help="Lost at any one shape.")] = "10%",
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="YAML", help="Write the kernels kept there.", show_default=False),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Write them for this element type too; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    arch: Annotated[
+        str, typer.Option(metavar="ARCH", help="Architecture; auto: that of the GPU here.")
+    ] = "",
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The GPU's name; by default the one here, or an H200."),
+    ] = "",
+    sms: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="Its multiprocessors.", show_default=False),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Find few kernels that lose little against all that tuned tables hold. Needs no GPU.
+
+    Kernels are gemmsmith's own or those of a file, as they were when they were timed.
+    """
+    from gemmsmith.dtypes import parse_dtype
+    from gemmsmith.spec_yaml import families_yaml
+    from gemmsmith.tune.reduce import reduce_set
+    from gemmsmith.tune.reduce_text import reduction_json, reduction_text
+    from gemmsmith.tuned import identified
+
+    try:
+        types = [parse_dtype(word) for word in also or ()]
+    except KeyError as error:
+        raise typer.BadParameter(f"--also {error.args[0]}: no element type") from None
+    row, name, sm_count = _device(arch, gpu, sms)
+    entries = _entries(table or (), name, sm_count, row.capability)
+    if model:
+        from gemmsmith.bench.model_shapes import load_model
+
+        wanted = {(shape.n, shape.k) for each in model for shape in load_model(each).shapes}
+        entries = [entry for entry in entries if (entry.n, entry.k) in wanted]
+    specs = {
+        identified(spec): spec
+        for place in (source, *(file or ()))
+        for spec in specs_of(place, [row.name])
+    }
+    limits = {"loss": _share("--loss", loss), "worst": _share("--worst", worst)}
+    found = reduce_set(entries, known=specs.keys(), **limits)
+    if write is not None:
+        about = (
+            f"{len(found.kernels)} kernels that lose {found.loss:.2%}, {found.worst.loss:.1%} at"
+            f" worst,\nagainst {found.candidates} at {len(found.losses)} shapes on {name}."
+        )
+        write.write_text(families_yaml([specs[each] for each in found.kernels], about, types))
+    if as_json:
+        print_json(reduction_json(found))
+    else:
+        typer.echo(reduction_text(found))
+
+
+def _entries(
+    files: Sequence[Path], gpu: str, sm_count: int, capability: tuple[int, int]
+) -> list[Entry]:
+    from gemmsmith.tables import tables_for
+    from gemmsmith.tuned_file import read_table
+
+    if files:
+        return [entry for path in files for entry in read_table(path).entries]
+    tables = tables_for(gpu, sm_count, capability)
+    return [found.entry for found in tables.entries.values()]
+
+
+def _share(option: str, word: str) -> float:
+    text = word.strip().removesuffix("%")
+    try:
+        value = float(text) / (100 if text != word.strip() else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"{option} {word}: write 2% or 0.02")
+    return value
+
+
 def _sizes(word: str) -> tuple[int, int]:
     n, _, k = word.lower().replace("×", "x").partition("x")
     if not (n.isdecimal() and k.isdecimal() and int(n) and int(k)):
@@ -256,4 +363,4 @@ def _seconds(word: str) -> float:
     return float(found[1]) * {"m": 60, "min": 60, "h": 3600}.get(found[2] or "s", 1)
 
 
-VERBS: dict[str, Callable[..., Any]] = {"which": which, "tune": tune}
+VERBS: dict[str, Callable[..., Any]] = {"which": which, "tune": tune, "reduce": reduce}

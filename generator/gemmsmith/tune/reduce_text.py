@@ -1,0 +1,55 @@
+"""A reduced set of kernels, as text and as plain types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmsmith.bench.report_text import table
+from gemmsmith.tune.reduce import Reduction
+from gemmsmith.tuned import Key
+
+
+def reduction_json(found: Reduction) -> dict[str, Any]:
+    """Return everything in plain types."""
+    return {
+        "kernels": list(found.kernels),
+        "candidates": found.candidates,
+        "loss": found.loss,
+        "worst": found.worst.loss,
+        "torch": found.torch,
+        "shapes": [
+            {"shape": str(each.entry.key), "kernel": each.kernel, "loss": each.loss}
+            for each in found.losses
+        ],
+    }
+
+
+def reduction_text(found: Reduction) -> str:
+    """Return the kernels with how often each is the best of them, and the loss at each shape."""
+    counts = {
+        kernel: sum(each.kernel == kernel for each in found.losses) for kernel in found.kernels
+    }
+    names = [
+        [kernel.partition("@")[0], str(counts[kernel])]
+        for kernel in sorted(found.kernels, key=lambda kernel: -counts[kernel])
+    ]
+    sizes = sorted({each.entry.m for each in found.losses})
+    cells = {(_weight(each.entry.key), each.entry.m): each.loss for each in found.losses}
+    weights = dict.fromkeys(weight for weight, _ in cells)
+    lines = [
+        [weight] + [f"{cells[weight, m]:.1%}" if (weight, m) in cells else "" for m in sizes]
+        for weight in weights
+    ]
+    worst = found.worst
+    summary = (
+        f"{len(found.kernels)} of {found.candidates} kernels lose {found.loss:.2%} in the"
+        f" geometric mean of {len(found.losses)} shapes, {worst.loss:.1%} at worst"
+        f" ({worst.entry.key}); torch wins {found.torch} more, which ask for no kernel"
+    )
+    head = ["loss", *(f"M={m}" for m in sizes)]
+    return "\n\n".join([table(["kernel", "best at"], names), table(head, lines), summary])
+
+
+def _weight(key: Key) -> str:
+    types = key.a if key.a == key.d else f"{key.a} -> {key.d}"
+    return f"{key.n}x{key.k} {types} {key.epilogue}"
