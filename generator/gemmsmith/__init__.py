@@ -77,4 +77,6 @@ def __getattr__(name: str) -> Any:
 
         message = f"gemmsmith.{name} needs torch: pip install torch"
         raise MissingPackageError(message, name="torch") from None
-    return module if _HOMES[name] == name else getattr(module, name)
+    found = module if _HOMES[name] == name else getattr(module, name)
+    globals()[name] = found  # the next use is a look into a dictionary
+    return found

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from gemmsmith import direct
 from gemmsmith.arch import architecture_of
+from gemmsmith.arguments import Arguments
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import UnknownArchitectureError
-from gemmsmith.finish import PLAIN, Finish, finished
+from gemmsmith.finish import Finish
 from gemmsmith.kernelset import (
     DeviceFacts,
     Plan,
@@ -20,168 +23,139 @@ from gemmsmith.kernelset import (
     output_letter,
     selection,
 )
-from gemmsmith.launch import LaunchRecord, Ready, prepare, queue, signature
+from gemmsmith.launch import LaunchRecord, Ready, current_device, prepare, queue
+from gemmsmith.launcher import CHECKED
 from gemmsmith.operands import TORCH_DTYPES, Operands, operands
 from gemmsmith.problem import GemmProblem
+from gemmsmith.torch_gemm import fall_back, in_f32
 
-__all__ = ["LaunchRecord", "last_kernel", "run_on_cpu", "run_on_cuda"]
+__all__ = ["LaunchRecord", "last_kernel", "run_on_cpu", "run_on_cuda", "run_settled"]
 
 _log = logging.getLogger(__name__)
-
-_last: LaunchRecord | None = None
 
 
 def last_kernel() -> LaunchRecord | None:
     """Return what the last GEMM of this process ran; None before the first."""
-    return _last
+    return direct.last[0]
 
 
 def _record(record: LaunchRecord) -> None:
-    global _last
-    _last = record
+    direct.last[0] = record
 
 
 def _without_kernel(name: str, reason: str) -> LaunchRecord:
     return LaunchRecord(name=name, reason=reason, tuning=Tuning(), copied=())
 
 
-def _in_torch(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    alpha: float,
-    beta: float,
-    finish: Finish,
-    out: Tensor,
-) -> None:
-    """Compute in fp32 and round once, whatever the device; sums of int8 products are exact."""
-    exactly = torch.float64 if a.dtype == torch.int8 else torch.float32  # holds every int8 sum
-    sums = torch.matmul(a.to(exactly), b.to(exactly))
-    if a.dtype == torch.int8 and out.dtype != torch.int32 and finish.a_zero is None:
-        sums = sums.float()
-    result = finished(sums, finish, alpha, bias)
-    if residual is not None and beta != 0.0:
-        result = result + beta * residual.to(result.dtype)
-    if out.dtype == torch.int8:
-        result = (result * finish.out_scale).round().clamp(-128, 127)
-    out.copy_(result)
-
-
 _ON_CPU = _without_kernel("cpu", "the tensors are on the CPU")
 _EMPTY = _without_kernel("none", "the output is empty")
 
 
-def run_on_cpu(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    alpha: float,
-    beta: float,
-    finish: Finish,
-    out: Tensor,
-) -> None:
+def run_on_cpu(call: Arguments, out: Tensor) -> None:
     """Write what the call asks for to ``out`` with torch, in fp32."""
-    _in_torch(a, b, bias, residual, alpha, beta, finish, out)
+    in_f32(call, call.finish(), out)
     _record(_ON_CPU)
 
 
-def run_on_cuda(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    alpha: float,
-    beta: float,
-    finish: Finish,
-    kernels: str,
-    out: Tensor,
-) -> None:
-    """Write what the call asks for to ``out`` on the current stream.
+def run_settled(call: Arguments, out: Tensor | None) -> Tensor | None:
+    """Return the result of a call like one that was carried out before, None where none was.
 
-    Arguments are checked already. Queues work; never synchronises.
+    Unlike :func:`direct.launch` it runs on devices that are not the current one.
+    """
+    with _on_device_of(call.a):
+        return direct.launch(*_settled(call), out, CHECKED)
+
+
+def run_on_cuda(call: Arguments, out: Tensor, *, fresh: bool) -> None:
+    """Write what the call asks for to ``out`` on the current stream, and settle calls like it.
+
+    Arguments are checked already. Queues work; never synchronises. ``fresh``: the caller gave no
+    output.
 
     Raises:
         NoKernelError, LaunchError, ArgumentError: see :func:`gemmsmith.gemm`.
     """
+    finish = call.finish()
     if out.numel() == 0:
         _record(_EMPTY)
         return
-    if beta == 0.0:
-        residual = None
-    addresses: tuple[int, ...] = (
-        a.data_ptr(),
-        b.data_ptr(),
-        0 if residual is None else residual.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        *finish.addresses,
-    )
-    key = signature(a, b, bias, residual, out, finish, kernels)
-    settled = _settled.get(key)
-    if settled is None:
-        matrices, plan = _planned(a, b, bias, residual, out, finish, kernels)
+    with _on_device_of(call.a):
+        known = direct.table().find(*_settled(call), None if fresh else out, CHECKED)
+        if known is not None and known.reason:  # torch takes it
+            fall_back(call, finish, out)
+            _record(known)
+            return
+        index = call.a.get_device()
+        matrices, plan = _planned(call, finish, out)
         if matrices is None or isinstance(plan, str):
-            settled = _without_kernel("torch", str(plan))
-            _say_once(settled.reason)
+            record = _without_kernel("torch", str(plan))
+            _say_once(record.reason)
+            _settle(call, out, fresh, None, record)
+            fall_back(call, finish, out)
         else:
-            settled = prepare(plan, matrices, _device(a.device.index), a.device.index)
-        if matrices is None or matrices.addresses == addresses:  # nothing had to be copied
-            if len(_settled) >= _MOST_SETTLED:
-                _settled.clear()
-            _settled[key] = settled
-        else:
-            addresses = matrices.addresses
-    if isinstance(settled, LaunchRecord):
-        _fall_back(a, b, bias, residual, alpha, beta, finish, out)
-        _record(settled)
-        return
-    queue(settled, addresses, (alpha, beta, finish.out_scale), out.device)
-    torch.autograd.graph.increment_version(out)  # as torch's own in-place operations do
-    _record(settled.record)
+            ready = prepare(plan, matrices, _device(index), index)
+            record = ready.record
+            if _whole(call, out) == matrices.addresses:  # nothing had to be copied
+                _settle(call, out, fresh, ready, record)
+            queue(ready, (call.alpha, _beta(call), finish.out_scale), out.device)
+            if not fresh:
+                torch.autograd.graph.increment_version(out)  # as torch's own in-place operations do
+        _record(record)
 
 
-_settled: dict[tuple[object, ...], Ready | LaunchRecord] = {}
 _MOST_SETTLED = 8192  # call shapes; a dynamic batch over a model's layers stays far below
 
 
-def _planned(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    finish: Finish,
-    kernels: str,
-) -> tuple[Operands | None, Plan | str]:
+def _settle(
+    call: Arguments, out: Tensor, fresh: bool, ready: Ready | None, record: LaunchRecord
+) -> None:
+    table = direct.table()
+    if len(table) >= _MOST_SETTLED:
+        table.clear()
+    table.settle(
+        (*_settled(call), None if fresh else out, CHECKED),
+        None if ready is None else ready.kernel,
+        None if ready is None else ready.call,
+        0 if ready is None else ready.workspace,
+        record,
+        ready,
+        (tuple(out.shape), out.stride(), out.dtype),
+    )
+
+
+def _beta(call: Arguments) -> float:
+    return call.beta if call.residual is not None else 0.0
+
+
+def _settled(call: Arguments) -> Arguments:
+    """Return the arguments as the table has them: a beta of nothing is none."""
+    return call if call.residual is not None else call._replace(beta=0.0)
+
+
+def _whole(call: Arguments, out: Tensor) -> tuple[int, ...]:
+    """Return the addresses of the call in the order of the interface, if nothing is copied."""
+    addresses = call.addresses
+    return (*addresses[:4], out.data_ptr(), *addresses[4:])
+
+
+def _on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    if tensor.get_device() == current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
+def _planned(call: Arguments, finish: Finish, out: Tensor) -> tuple[Operands | None, Plan | str]:
     """Return the operands and the kernel for them, or why torch has to take the call."""
+    a, kernels = call.a, call.kernels
     if a.shape[-1] == 0:
         return None, "K is 0"
     if a.dtype == torch.float32:
         return None, "float32 inputs have no kernel"
     letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
-    matrices = operands(a, b, bias, residual, out, letter, finish)
-    device = _device(a.device.index)
+    residual = call.residual if call.beta else None
+    matrices = operands(a, call.b, call.bias, residual, out, letter, finish)
+    device = _device(a.get_device())
     return matrices, _selection(kernels, device).plan(matrices.problem(), device)
-
-
-def _fall_back(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    alpha: float,
-    beta: float,
-    finish: Finish,
-    out: Tensor,
-) -> None:
-    """Compute with torch's own GEMM; with an epilogue in fp32, so that it is rounded once."""
-    plain = bias is None and residual is None and alpha == 1.0 and finish is PLAIN
-    if plain and out.dtype == a.dtype and a.shape[-1] and a.is_floating_point():
-        torch.matmul(a, b, out=out)
-    else:
-        _in_torch(a, b, bias, residual, alpha, beta, finish, out)
 
 
 @cache

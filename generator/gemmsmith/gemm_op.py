@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gemmsmith.arguments import Arguments
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.execute import run_on_cpu, run_on_cuda
-from gemmsmith.finish import PLAIN, Finish, make_finish
+from gemmsmith.execute import run_on_cpu, run_on_cuda, run_settled
+from gemmsmith.finish import Finish
 from gemmsmith.kernelset import output_letter, refuse_misfit, selection
 from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
@@ -106,24 +107,10 @@ def problem(
     return operands(a, b, bias, residual, out, letter, finish).problem()
 
 
-class _Call(NamedTuple):
-    """The arguments of the op, in the order of its schema."""
+class _Call(Arguments):
+    """A call of the op: what it checks."""
 
-    a: Tensor
-    b: Tensor
-    bias: Tensor | None = None
-    residual: Tensor | None = None
-    alpha: float = 1.0
-    beta: float = 0.0
-    kernels: str = ""
-    activation: str = "none"
-    gate: str = "none"
-    a_scale: Tensor | None = None
-    b_scale: Tensor | None = None
-    a_zero_point: Tensor | None = None
-    b_sum: Tensor | None = None
-    out_scale: float = 1.0
-    out_dtype: torch.dtype | None = None
+    __slots__ = ()
 
     def new_output(self) -> Tensor:
         """Return memory for the result of the checked call."""
@@ -143,32 +130,20 @@ class _Call(NamedTuple):
             raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
         _check_factors(out.dtype, self.alpha, self.beta)
 
-    def finish(self) -> Finish:
-        """Return what the call does with its sums beside alpha, bias and residual."""
-        vectors = (self.a_scale, self.b_scale, self.a_zero_point, self.b_sum)
-        given = (self.activation, self.gate, *vectors, self.out_scale)
-        if given == _PLAIN:
-            return PLAIN
-        if self.gate != "none" and self.residual is not None:
-            raise ArgumentError(
-                f"gate {self.gate} with a residual: add it to what is computed from the gate"
-            )
-        return make_finish(self.a, self.b, *given)
-
-    def run(self, out: Tensor) -> None:
-        """Write the result of the checked call to ``out``."""
-        a, b, bias, residual, alpha, beta, kernels = self[:7]
-        finish = self.finish()
-        if a.is_cuda:
-            run_on_cuda(a, b, bias, residual, alpha, beta, finish, kernels, out)
+    def run(self, out: Tensor, *, fresh: bool) -> None:
+        """Write the result of the checked call to ``out``, made for it where ``fresh``."""
+        a, b, bias, residual, _, beta, kernels = self[:7]
+        if _on_gpu(a):
+            run_on_cuda(self, out, fresh=fresh)
             return
         if kernels and out.numel() and a.shape[-1]:  # what a GPU would refuse is refused here too
             used = residual if beta else None
-            refuse_misfit(kernels, problem(a, b, bias, used, out, finish, kernels))
-        run_on_cpu(a, b, bias, residual, alpha, beta, finish, out)
+            refuse_misfit(kernels, problem(a, b, bias, used, out, self.finish(), kernels))
+        run_on_cpu(self, out)
 
 
-_PLAIN = ("none", "none", None, None, None, None, 1.0)
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _fake(*args: Any, **kwargs: Any) -> Tensor:
@@ -181,19 +156,25 @@ def _fake_out(*args: Any, out: Tensor, **kwargs: Any) -> None:
 
 def _gemm(*args: Any, **kwargs: Any) -> Tensor:
     call = _Call(*args, **kwargs)
+    if _on_gpu(call.a):
+        settled = run_settled(call, None)
+        if settled is not None:
+            return settled
     out = call.new_output()
-    call.run(out)
+    call.run(out, fresh=True)
     return out
 
 
 def _gemm_out(*args: Any, out: Tensor, **kwargs: Any) -> None:
     call = _Call(*args, **kwargs)
+    if _on_gpu(call.a) and run_settled(call, out) is not None:
+        return
     call.check_output(out)
     if out.numel() and out.data_ptr() in (call.a.data_ptr(), call.b.data_ptr()):
         raise ArgumentError(
             "out is a or b: a kernel reads them while it writes; pass a third tensor"
         )
-    call.run(out)
+    call.run(out, fresh=False)
 
 
 def forward_only(name: str) -> Callable[..., Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
 
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError
-from gemmsmith.finish import ACTIVATIONS, Finish
+from gemmsmith.finish import ACTIVATIONS
 from gemmsmith.kernelset import DeviceFacts, Plan
 from gemmsmith.launcher import Call, Kernel
 from gemmsmith.operands import Operands
@@ -31,144 +31,98 @@ class LaunchRecord:
 
 
 class Ready(NamedTuple):
-    """All of a launch but addresses and factors."""
+    """All of a launch, for calls like the one that it was prepared for."""
 
     kernel: Kernel
-    sizes: tuple[int, int, int, int]
-    """M, N, K, batch."""
-    strides: tuple[int, ...]
-    """Leading dimensions of A, B, C, D, then their batch strides, in elements."""
-    knobs: tuple[int, int, int, int, int, int]
-    """Activation, raster, swizzle, splits, device, multiprocessors."""
+    call: Call
+    """That call; of another one like it, addresses and factors differ."""
     workspace: int
     """Bytes of device memory that a launch needs."""
     record: LaunchRecord
     """What :func:`gemmsmith.last_kernel` says of it."""
 
 
-def signature(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    finish: Finish,
-    kernels: str,
-) -> tuple[object, ...]:
-    """Return all that decides a call's :class:`Ready`: sizes, strides, types, alignment, device."""
-    return (
-        kernels,
-        finish.kind,
-        out.device.index,
-        a.dtype,
-        out.dtype,
-        a.shape,
-        a.stride(),
-        b.shape,
-        b.stride(),
-        out.stride(),
-        a.data_ptr() & 15,
-        b.data_ptr() & 15,
-        out.data_ptr() & 15,
-        None if bias is None else (bias.shape, bias.stride(), bias.data_ptr() & 15),
-        None if residual is None else (residual.stride(), residual.data_ptr() & 15),
-    )
-
-
 def prepare(plan: Plan, operands: Operands, device: DeviceFacts, index: int) -> Ready:
-    """Return what is settled for all calls like this one.
+    """Return what is settled for all calls like this one, with factors that say nothing.
 
     Raises:
         LaunchError: where CUTLASS refuses the sizes.
     """
     a, b, c, d = operands.a, operands.b, operands.c, operands.d
     tuning = plan.tuning
-    ready = Ready(
-        kernel=plan.kernel,
-        sizes=(
-            a.tensor.shape[-2],
-            b.tensor.shape[-1],
-            a.tensor.shape[-1],
-            a.tensor.shape[0] if a.tensor.dim() == 3 else 1,
-        ),
-        strides=(
-            a.leading,
-            b.leading,
-            0 if c is None else c.leading,
-            d.leading,
-            a.batch_stride,
-            b.batch_stride,
-            0 if c is None else c.batch_stride,
-            d.batch_stride,
-        ),
-        knobs=(
-            ACTIVATIONS.index(operands.finish.activation),
-            tuning.raster,
-            tuning.swizzle,
-            tuning.splits,
-            index,
-            device.sm_count,
-        ),
-        workspace=0,
-        record=LaunchRecord(name=plan.spec.name, reason="", tuning=tuning, copied=operands.copied),
+    sizes = (
+        a.tensor.shape[-2],
+        b.tensor.shape[-1],
+        a.tensor.shape[-1],
+        a.tensor.shape[0] if a.tensor.dim() == 3 else 1,
     )
-    factors = (1.0, 0.0, 1.0)
-    call = Call._make((*ready.sizes, *operands.addresses, *ready.strides, *factors, *ready.knobs))
+    strides = (
+        a.leading,
+        b.leading,
+        0 if c is None else c.leading,
+        d.leading,
+        a.batch_stride,
+        b.batch_stride,
+        0 if c is None else c.batch_stride,
+        d.batch_stride,
+    )
+    knobs = (
+        ACTIVATIONS.index(operands.finish.activation),
+        tuning.raster,
+        tuning.swizzle,
+        tuning.splits,
+        index,
+        device.sm_count,
+    )
+    call = Call._make((*sizes, *operands.addresses, *strides, 1.0, 0.0, 1.0, *knobs))
     _check_status(plan.kernel, plan.kernel.can_run(call), call)
+    workspace = 0
     if plan.spec.scheduler == "stream_k":
-        status, size = plan.kernel.workspace_bytes(call)
+        status, workspace = plan.kernel.workspace_bytes(call)
         _check_status(plan.kernel, status, call)
-        ready = ready._replace(workspace=size)
-    return ready
+    record = LaunchRecord(name=plan.spec.name, reason="", tuning=tuning, copied=operands.copied)
+    return Ready(kernel=plan.kernel, call=call, workspace=workspace, record=record)
 
 
-def queue(
-    ready: Ready,
-    addresses: tuple[int, ...],
-    factors: tuple[float, float, float],
-    device: torch.device,
-) -> None:
-    """Queue the kernel on the current stream of ``device``; never synchronises.
+def queue(ready: Ready, factors: tuple[float, float, float], device: torch.device) -> None:
+    """Queue the very call that ``ready`` was prepared for; never synchronises.
 
-    ``addresses`` are those of A, B, C, bias, D and of the four vectors of :class:`Finish`;
-    ``factors`` are alpha, beta and the scale of an int8 output. The workspace comes from torch's
-    allocator, which hands it out again only to what this stream runs later.
+    It goes to the current stream of ``device``, which is the current one. ``factors`` are alpha,
+    beta and the scale of an int8 output. The workspace comes from torch's allocator, which hands it
+    out again only to what this stream runs later.
 
     Raises:
         LaunchError: where CUDA refuses.
     """
-    call = Call._make((*ready.sizes, *addresses, *ready.strides, *factors, *ready.knobs))
-    if device.index == current_device():
-        status = _launch(ready, call, device)
-    else:
-        with torch.cuda.device(device):
-            status = _launch(ready, call, device)
+    alpha, beta, out_scale = factors
+    call = ready.call._replace(alpha=alpha, beta=beta, out_scale=out_scale)
+    workspace = 0
+    if ready.workspace:
+        buffer = torch.empty(ready.workspace, dtype=torch.uint8, device=device)
+        workspace = buffer.data_ptr()
+    status = ready.kernel.launch(call, workspace, raw_stream(call.device))
     _check_status(ready.kernel, status, call)
 
 
-def _launch(ready: Ready, call: Call, device: torch.device) -> int:
-    if not ready.workspace:
-        return ready.kernel.launch(call, 0, raw_stream(device.index))
-    buffer = torch.empty(ready.workspace, dtype=torch.uint8, device=device)
-    return ready.kernel.launch(call, buffer.data_ptr(), raw_stream(device.index))
+def _without_cuda(*index: int) -> int:
+    raise RuntimeError("this torch was built without CUDA")
 
 
-def current_device() -> int:
-    """Return torch's current CUDA device, without the checks of ``torch.cuda.current_device``."""
-    index: int = torch._C._cuda_getDevice()
-    return index
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _without_cuda)
+"""Returns torch's current CUDA device, without the checks of ``torch.cuda.current_device``."""
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _without_cuda)
+"""Returns the address of the current stream of a device."""
 
 
-def raw_stream(index: int) -> int:
-    """Return the address of the current stream of a device."""
-    stream: int = torch._C._cuda_getCurrentRawStream(index)
-    return stream
+def refuse(kernel: Kernel, status: int, call: Call) -> NoReturn:
+    """Raise the LaunchError of a launch that ended with ``status``."""
+    raise LaunchError(
+        f"{kernel.name}: {kernel.explain(status)} (M={call.m} N={call.n} K={call.k}"
+        f" batch={call.batch}; leading dimensions a {call.lda}, b {call.ldb}, d {call.ldd};"
+        f" addresses modulo 16 a {call.a % 16}, b {call.b % 16}, d {call.d % 16})"
+    )
 
 
 def _check_status(kernel: Kernel, status: int, call: Call) -> None:
     if status != 0:
-        raise LaunchError(
-            f"{kernel.name}: {kernel.explain(status)} (M={call.m} N={call.n} K={call.k}"
-            f" batch={call.batch}; leading dimensions a {call.lda}, b {call.ldb}, d {call.ldd};"
-            f" addresses modulo 16 a {call.a % 16}, b {call.b % 16}, d {call.d % 16})"
-        )
+        refuse(kernel, status, call)

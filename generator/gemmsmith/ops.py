@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from gemmsmith import direct
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import LaunchRecord, last_kernel
 from gemmsmith.finish import PLAIN
@@ -70,6 +72,28 @@ def gemm(
         NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUTLASS or CUDA refuses.
     """
+    if not is_dynamo_compiling():
+        settled = direct.launch(
+            a,
+            b,
+            bias,
+            residual,
+            alpha,
+            beta,
+            kernels,
+            activation,
+            gate,
+            a_scale,
+            b_scale,
+            a_zero_point,
+            b_sum,
+            out_scale,
+            out_dtype,
+            out,
+            0,
+        )
+        if settled is not None:
+            return settled
     tensors = (a, b, bias, residual, out, a_scale, b_scale, a_zero_point, b_sum)
     for name, tensor in zip(_TENSORS, tensors, strict=True):
         if tensor is None and name not in ("a", "b"):

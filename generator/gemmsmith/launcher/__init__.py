@@ -7,18 +7,35 @@ from functools import cache
 from pathlib import Path
 
 from gemmsmith.errors import LoadError
-from gemmsmith.launcher.interface import Call, Kernel, Launcher, RowCall, RowKernel
+from gemmsmith.launcher.interface import (
+    CHECKED,
+    TRANSPOSED,
+    Call,
+    Host,
+    Kernel,
+    Launcher,
+    Output,
+    RowCall,
+    RowKernel,
+    Settled,
+)
 from gemmsmith.settings import settings
 
 __all__ = [
+    "CHECKED",
+    "TRANSPOSED",
     "Call",
+    "Host",
     "Kernel",
     "Launcher",
+    "Output",
     "RowCall",
     "RowKernel",
+    "Settled",
     "launcher",
     "load_library",
     "load_row_library",
+    "settled_calls",
 ]
 
 log = logging.getLogger(__name__)
@@ -74,3 +91,15 @@ def launcher() -> Launcher:
             raise
         log.warning("calling kernels through ctypes, which is right but slower: %s", error)
         return CtypesLauncher()
+
+
+def settled_calls(host: Host) -> Settled:
+    """Return an empty table of settled calls: in C++ where launcher and tensors allow, else Python.
+
+    Raises:
+        ToolchainError, CompileError, CacheError, LoadError: as :func:`launcher` does.
+    """
+    from gemmsmith.launcher.settled import PythonSettled
+
+    made = launcher().settled(host) if host.exchange is not None else None
+    return PythonSettled(host) if made is None else made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class Call(NamedTuple):
@@ -132,6 +132,91 @@ class RowKernel(TableEntry, Protocol):
         """Return ``status`` in words."""
 
 
+class Host(NamedTuple):
+    """What a table of settled calls asks of the tensor library, which a launcher does not know."""
+
+    exchange: object
+    """DLPack's C exchange interface to its tensors, a capsule; None where it has none."""
+    tensor: type
+    """Its tensors; ``parameter`` the other type whose memory alone says what it holds."""
+    parameter: type
+    watchers: tuple[Callable[[], object], ...]
+    """Each is true where something else has to see every call: a tracer, a mode, a transform."""
+    grad_enabled: Callable[[], bool]
+    """Whether derivatives of what requires them would be recorded."""
+    current_device: Callable[[], int]
+    raw_stream: Callable[[int], int]
+    """The current stream of a device."""
+    allocate: Callable[..., Any]
+    """Returns a tensor on the current device, of that shape, strides and type."""
+    written: Callable[[tuple[Any]], object]
+    """Is told of the tensor of a caller's that a kernel writes."""
+    byte: object
+    """The type of workspaces."""
+    refuse: Callable[[Any, int], object]
+    """Raises for a launch, ``ready``, that ended with a status other than 0."""
+    in_torch: Callable[..., Any]
+    """Computes a call that has no kernel; takes its ``output`` and its arguments."""
+    last: list[Any]
+    """Its one item becomes the record of what ran last."""
+
+
+TRANSPOSED = 1
+"""``flags`` of a call: b is given as (N, K), as layers hold their weights."""
+CHECKED = 2
+"""``flags`` of a call: it comes from below the dispatcher, which has seen to all but the kernel."""
+
+Output = tuple[tuple[int, ...], tuple[int, ...], object]
+"""Shape, strides and type of a result."""
+
+
+class Settled(Protocol):
+    """Calls that were checked and carried out before, by what their arguments are.
+
+    A key holds all that the checks of a call look at: sizes, strides, types, alignment and devices
+    of the tensors, the words, whether factors are whole or 0, and whether the output is an operand.
+    So what is found needs no check, and what would be refused is never found.
+
+    The arguments of a call are those of :class:`gemmsmith.arguments.Arguments`, then ``out`` and
+    ``flags``, by position.
+    """
+
+    @property
+    def launch(self) -> Callable[..., Any]:
+        """Function that returns the result of a settled call, None where nothing was done.
+
+        That is so too where a watcher is true or a derivative is wanted, unless CHECKED; and where
+        the device is not the current one.
+
+        Raises:
+            LaunchError: where CUDA refuses.
+        """
+
+    def find(self, *arguments: Any) -> Any:
+        """Return the record of what a call runs; None where it is not settled."""
+
+    def settle(
+        self,
+        arguments: tuple[Any, ...],
+        kernel: Kernel | None,
+        call: Call | None,
+        workspace: int,
+        record: Any,
+        ready: Any,
+        output: Output,
+    ) -> None:
+        """Keep what calls like this one run: ``kernel``, or torch where that is None.
+
+        ``output`` is what is allocated where no output is given.
+        """
+
+    def clear(self) -> None:
+        """Forget all calls."""
+
+    def __len__(self) -> int:
+        """Return how many calls are settled."""
+
+
 class Launcher(Protocol):
     """Loads kernel libraries."""
 
@@ -147,4 +232,10 @@ class Launcher(Protocol):
 
         Raises:
             OSError, RuntimeError: where it cannot be loaded or has none.
+        """
+
+    def settled(self, host: Host) -> Settled | None:
+        """Return an empty table of settled calls; None where one in Python is as good.
+
+        ``host.exchange`` must be given.
         """

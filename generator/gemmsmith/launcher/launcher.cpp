@@ -8,100 +8,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "call.h"
 #include "gemmsmith/abi.h"
-
-namespace py = pybind11;
+#include "settled.h"
 
 namespace {
-
-constexpr Py_ssize_t kCallFields = 30;
-
-int64_t integer(py::tuple const &call, Py_ssize_t index) {
-  long long const value = PyLong_AsLongLong(PyTuple_GET_ITEM(call.ptr(), index));
-  if (value == -1 && PyErr_Occurred()) {
-    throw py::error_already_set();
-  }
-  return value;
-}
-
-float real(py::tuple const &call, Py_ssize_t index) {
-  double const value = PyFloat_AsDouble(PyTuple_GET_ITEM(call.ptr(), index));
-  if (value == -1.0 && PyErr_Occurred()) {
-    throw py::error_already_set();
-  }
-  return static_cast<float>(value);
-}
-
-template <class Pointer>
-Pointer address(py::tuple const &call, Py_ssize_t index) {
-  return reinterpret_cast<Pointer>(static_cast<uintptr_t>(integer(call, index)));
-}
-
-// The order of gemmsmith.launcher.Call.
-gemmsmith_gemm unpack(py::tuple const &call) {
-  if (PyTuple_GET_SIZE(call.ptr()) != kCallFields) {
-    throw std::invalid_argument("a call has 30 fields, see gemmsmith.launcher.Call");
-  }
-  gemmsmith_gemm gemm{};
-  gemm.m = integer(call, 0);
-  gemm.n = integer(call, 1);
-  gemm.k = integer(call, 2);
-  gemm.batch = integer(call, 3);
-  gemm.a = address<const void *>(call, 4);
-  gemm.b = address<const void *>(call, 5);
-  gemm.c = address<const void *>(call, 6);
-  gemm.bias = address<const void *>(call, 7);
-  gemm.d = address<void *>(call, 8);
-  gemm.a_scale = address<const float *>(call, 9);
-  gemm.b_scale = address<const float *>(call, 10);
-  gemm.a_zero = address<const int32_t *>(call, 11);
-  gemm.b_sum = address<const int32_t *>(call, 12);
-  gemm.lda = integer(call, 13);
-  gemm.ldb = integer(call, 14);
-  gemm.ldc = integer(call, 15);
-  gemm.ldd = integer(call, 16);
-  gemm.a_batch = integer(call, 17);
-  gemm.b_batch = integer(call, 18);
-  gemm.c_batch = integer(call, 19);
-  gemm.d_batch = integer(call, 20);
-  gemm.alpha = real(call, 21);
-  gemm.beta = real(call, 22);
-  gemm.out_scale = real(call, 23);
-  gemm.activation = static_cast<int32_t>(integer(call, 24));
-  gemm.raster = static_cast<int32_t>(integer(call, 25));
-  gemm.swizzle = static_cast<int32_t>(integer(call, 26));
-  gemm.splits = static_cast<int32_t>(integer(call, 27));
-  gemm.device = static_cast<int32_t>(integer(call, 28));
-  gemm.sm_count = static_cast<int32_t>(integer(call, 29));
-  return gemm;
-}
-
-struct Kernel {
-  gemmsmith_kernel const *entry;
-
-  int32_t can_run(py::tuple const &call) const {
-    gemmsmith_gemm const gemm = unpack(call);
-    return entry->can_run(&gemm);
-  }
-
-  py::tuple workspace_bytes(py::tuple const &call) const {
-    gemmsmith_gemm const gemm = unpack(call);
-    uint64_t bytes = 0;
-    int32_t const status = entry->workspace_bytes(&gemm, &bytes);
-    return py::make_tuple(status, bytes);
-  }
-
-  int32_t launch(py::tuple const &call, uintptr_t workspace, uintptr_t stream) const {
-    gemmsmith_gemm const gemm = unpack(call);
-    return entry->launch(&gemm, reinterpret_cast<void *>(workspace), reinterpret_cast<void *>(stream));
-  }
-
-  py::tuple blocks_per_sm() const {
-    int32_t blocks = 0;
-    int32_t const status = entry->blocks_per_sm(&blocks);
-    return py::make_tuple(status, blocks);
-  }
-};
 
 constexpr Py_ssize_t kRowCallFields = 16;
 
@@ -193,6 +104,12 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def("launch", &Kernel::launch)
       .def("blocks_per_sm", &Kernel::blocks_per_sm)
       .def("explain", [](Kernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
+  py::class_<Settled, std::shared_ptr<Settled>>(module, "Settled")
+      .def_property_readonly("launch", &Settled::function)
+      .def("find", &Settled::find)
+      .def("settle", &Settled::settle)
+      .def("clear", &Settled::clear)
+      .def("__len__", &Settled::size);
   py::class_<RowKernel>(module, "RowKernel")
       .def_property_readonly("name", [](RowKernel const &self) { return std::string(self.entry->name); })
       .def_property_readonly("threads", [](RowKernel const &self) { return self.entry->threads; })
@@ -201,6 +118,7 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def_property_readonly("dependent_launch", [](RowKernel const &self) { return self.entry->dependent_launch != 0; })
       .def("launch", &RowKernel::launch)
       .def("explain", [](RowKernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
+  module.def("settled", &Settled::make, py::arg("host"));
   module.def("load", &load, py::arg("path"));
   module.def("load_rows", &load_rows, py::arg("path"));
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmsmith.errors import LoadError
 from gemmsmith.launcher.abi import abi_version
-from gemmsmith.launcher.interface import Call, RowCall, TableEntry
+from gemmsmith.launcher.interface import Call, Host, RowCall, Settled, TableEntry
 
 
 class _Gemm(ctypes.Structure):
@@ -138,6 +138,10 @@ class CtypesLauncher:
         """
         table, count = _table(_library(path), "gemmsmith_kernels", _Entry)
         return [CtypesKernel(table[index]) for index in range(count)]
+
+    def settled(self, host: Host) -> Settled | None:
+        """Return None: a table of settled calls in Python is as good."""
+        return None
 
     def load_rows(self, path: str) -> Sequence[CtypesRowKernel]:
         """Return the row kernels of the library at ``path``.

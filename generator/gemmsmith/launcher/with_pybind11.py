@@ -21,7 +21,8 @@ from gemmsmith.render import include_dirs
 from gemmsmith.settings import settings
 
 MODULE = "gemmsmith_launcher"
-_SOURCE = Path(__file__).with_name("launcher.cpp")
+_FOLDER = Path(__file__).parent
+_SOURCE = _FOLDER / "launcher.cpp"
 
 
 def pybind11_launcher() -> Launcher:
@@ -58,7 +59,8 @@ def module_path() -> Path:
     """
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = hashlib.sha256()
-    sources = (_SOURCE.read_text(), abi_header())
+    headers = [path.read_text() for path in sorted(_FOLDER.glob("*.h"))]
+    sources = (_SOURCE.read_text(), *headers, abi_header())
     for part in (suffix, platform.machine(), _pybind11_version(), *sources):
         key.update(part.encode() + b"\0")
     return settings().cache_dir / "v1" / "launchers" / key.hexdigest()[:16] / f"{MODULE}{suffix}"

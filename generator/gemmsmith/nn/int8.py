@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.nn.linear import parameter
 from gemmsmith.nn.prepared import PreparedLinear
 from gemmsmith.row_ops import quantize_rows, quantize_weight
 from gemmsmith.weights import Preparation
@@ -92,18 +94,11 @@ class Int8Linear(PreparedLinear):
         self, q: Tensor, scale: Tensor, dtype: torch.dtype, gate: str = "none"
     ) -> Tensor:
         """Return all columns that the prepared weight makes of int8 rows, in ``dtype``."""
-        bias = None if self.bias is None else self.bias.to(dtype)
-        y: Tensor = torch.ops.gemmsmith.gemm.default(
-            q,
-            self.weight.t(),
-            bias,
-            kernels=self.kernels,
-            gate=gate,
-            a_scale=scale,
-            b_scale=self.weight_scale,
-            out_dtype=dtype,
-        )
-        return y
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        if bias is not None and bias.dtype != dtype:
+            bias = bias.to(dtype)
+        scales = (scale, parameter(self, "weight_scale"))
+        return linear(q, weight, bias, self.kernels, gate, *scales, dtype)
 
     def padded(self, x: Tensor) -> Tensor:
         """Return ``x`` (..., K), checked: quantising adds the zero columns."""

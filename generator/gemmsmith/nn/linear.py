@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import gemmsmith.ops  # noqa: F401  registers torch.ops.gemmsmith
+from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import ExactKernel, KernelSet
 
-__all__ = ["Linear", "check_is_linear", "check_is_tensor"]
+__all__ = ["Linear", "check_is_linear", "check_is_tensor", "parameter"]
 
 
 def check_is_linear(**layers: object) -> None:
@@ -29,6 +30,12 @@ def check_is_tensor(input: object) -> None:  # noqa: A002  torch's name
     """Raise ArgumentTypeError where a layer's input is not a tensor."""
     if not isinstance(input, torch.Tensor):
         raise ArgumentTypeError(f"input is a {type(input).__name__}, not a torch.Tensor")
+
+
+def parameter(layer: torch.nn.Module, name: str) -> Any:
+    """Return ``layer.name``, a parameter: a module's attributes are searched for at length."""
+    parameters = layer._parameters
+    return parameters[name] if name in parameters else getattr(layer, name)
 
 
 class Linear(torch.nn.Linear):
@@ -77,9 +84,8 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
-        check_is_tensor(input)
-        gemm = torch.ops.gemmsmith.gemm.default
-        if input.dim() == 1:
+        if not isinstance(input, torch.Tensor) or input.dim() == 1:
+            check_is_tensor(input)
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        y: torch.Tensor = gemm(input, self.weight.t(), self.bias, kernels=self.kernels)
-        return y
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return linear(input, weight, bias, self.kernels)

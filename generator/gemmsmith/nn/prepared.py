@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError
-from gemmsmith.nn.linear import Linear, check_is_linear, check_is_tensor
+from gemmsmith.nn.linear import Linear, check_is_linear, check_is_tensor, parameter
 from gemmsmith.weights import Order, Preparation, prepare
 
 if TYPE_CHECKING:
@@ -108,9 +109,8 @@ class PreparedLinear(Linear):
 
     def product(self, x: Tensor, gate: str = "none") -> Tensor:
         """Return all columns that the prepared weight makes of ``x`` (..., padded K)."""
-        gemm = torch.ops.gemmsmith.gemm.default
-        y: Tensor = gemm(x, self.weight.t(), self.bias, kernels=self.kernels, gate=gate)
-        return y
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return linear(x, weight, bias, self.kernels, gate)
 
     def extra_repr(self) -> str:
         """Return sizes, and what was done to the weight."""
