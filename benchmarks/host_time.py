@@ -1,52 +1,108 @@
-"""Prints the host time of one eager call, ours beside torch's, in µs (needs a GPU).
+"""Prints the host time of one eager call, ours beside torch's, in µs.
 
-The GEMMs are so small that the GPU is never the slower side: 1 x 512 x 512. Arms take turns in
-rounds of 200 calls; the medians over 25 rounds are printed.
+Needs a GPU, whose work is so small that it is never the slower side: 1 x 512 x 512. Arms take turns
+in rounds of 200 calls; medians over 25 rounds are printed, and of the ratios to ``F.linear`` within
+a round. ``--emulated`` needs none: our arms alone, on CPU tensors, down to a kernel that does
+nothing, so that it shows what gemmsmith itself takes.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import torch
 
 import gemmsmith
 
 ROUNDS, CALLS = 25, 200
+PEER = "F.linear"
+
+
+def arms(device: str) -> dict[str, Callable[[], object]]:
+    """Return the calls by name."""
+    linear = torch.nn.Linear(512, 512, device=device, dtype=torch.bfloat16)
+    ours = gemmsmith.nn.Linear.from_torch(linear)
+    x = torch.randn(1, 512, device=device).to(torch.bfloat16)
+    w, bias, out = linear.weight, linear.bias, x.new_empty(1, 512)
+    return {
+        PEER: lambda: torch.nn.functional.linear(x, w, bias),
+        "torch.mm(out=)": lambda: torch.mm(x, w.t(), out=out),
+        "torch.nn.Linear": lambda: linear(x),
+        "gemmsmith.gemm": lambda: gemmsmith.gemm(x, w.t(), bias=bias),
+        "gemmsmith.gemm(out=)": lambda: gemmsmith.gemm(x, w.t(), out=out),
+        "gemmsmith.nn.Linear": lambda: ours(x),
+    }
 
 
 def microseconds(call: Callable[[], object]) -> float:
     """Return the host time of one call, averaged over a round."""
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(CALLS):
         call()
     seconds = time.perf_counter() - start
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return 1e6 * seconds / CALLS
+
+
+def measure(calls: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
+    """Return median and least µs of each call, and the median of its ratios to the peer's."""
+    for call in calls.values():
+        microseconds(call)
+    rounds = [{name: microseconds(call) for name, call in calls.items()} for _ in range(ROUNDS)]
+    result = {}
+    for name in calls:
+        times = [each[name] for each in rounds]
+        result[name] = {"us": statistics.median(times), "least_us": min(times)}
+        if PEER in calls:
+            result[name]["of_peer"] = statistics.median(each[name] / each[PEER] for each in rounds)
+    return result
+
+
+def emulate(stack: ExitStack) -> None:
+    """Send calls of CPU tensors the way of CUDA tensors until ``stack`` is left."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    import pytest
+
+    from fake_gpu import build_kernel, fake_gpu
+
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    patch = stack.enter_context(pytest.MonkeyPatch.context())
+    fake_gpu(build_kernel(Path(folder), "pybind11", quiet=True), patch)
 
 
 @torch.inference_mode()
 def main() -> None:
-    linear = torch.nn.Linear(512, 512, device="cuda", dtype=torch.bfloat16)
-    ours = gemmsmith.nn.Linear.from_torch(linear)
-    x = torch.randn(1, 512, device="cuda", dtype=torch.bfloat16)
-    w, bias, out = linear.weight, linear.bias, x.new_empty(1, 512)
-    arms: dict[str, Callable[[], object]] = {
-        "F.linear": lambda: torch.nn.functional.linear(x, w, bias),
-        "torch.mm(out=)": lambda: torch.mm(x, w.t(), out=out),
-        "gemmsmith.gemm": lambda: gemmsmith.gemm(x, w.t(), bias=bias),
-        "gemmsmith.gemm(out=)": lambda: gemmsmith.gemm(x, w.t(), out=out),
-        "nn.Linear": lambda: linear(x),
-        "gemmsmith.nn.Linear": lambda: ours(x),
-    }
-    for call in arms.values():
-        microseconds(call)
-    rounds = [{name: microseconds(call) for name, call in arms.items()} for _ in range(ROUNDS)]
-    for name in arms:
-        print(f"{name:<22}{statistics.median(r[name] for r in rounds):7.1f} µs")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--emulated", action="store_true", help="our arms alone, without a GPU")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parser.parse_args()
+    with ExitStack() as stack:
+        if chosen.emulated:
+            emulate(stack)
+        calls = arms("cpu" if chosen.emulated else "cuda")
+        if chosen.emulated:
+            calls = {name: call for name, call in calls.items() if name.startswith("gemmsmith")}
+        result = measure(calls)
+    if chosen.json:
+        where = "none" if chosen.emulated else torch.cuda.get_device_name()
+        facts: dict[str, Any] = {"gpu": where, "torch": torch.__version__, "shape": [1, 512, 512]}
+        print(json.dumps({**facts, "peer": PEER, "arms": result}, indent=1))
+        return
+    for name, found in result.items():
+        ratio = f"{found['of_peer']:7.2f} of {PEER}" if "of_peer" in found else ""
+        print(f"{name:<22}{found['us']:7.1f} µs{ratio}")
 
 
 if __name__ == "__main__":
