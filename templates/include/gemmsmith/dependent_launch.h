@@ -4,7 +4,8 @@
  * threads, before any of them reads or writes global memory. Then
  *  - it reads what the grid ahead wrote, and overwrites what that one read, only after it has ended;
  *  - it ends after all grids ahead of it, since it waits for the one ahead and that one did likewise:
- *    what comes behind it, launched so or not, may take all of them as ended;
+ *    what comes behind it, launched so or not, may take all of them as ended. A grid of another
+ *    library that is launched so and waits nowhere would break this for those behind it;
  *  - nothing stands still: the grid behind starts when each block of this one runs or has ended, so
  *    that blocks which wait never take the place of blocks that others wait for.
  * Without the launch attribute both calls do nothing.
