@@ -315,6 +315,10 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
             "error: --ffn names all that is measured: leave out --epilogues\n",
         ),
         (
+            ("--grid", "llm", "--model", "llama3-8b", "--ffn", "llama3-8b"),
+            "error: --grid names all that is measured: leave out --model, --ffn\n",
+        ),
+        (
             ("--dtype", "int8", "--all-kernels"),
             (
                 "error: --all-kernels goes with bf16 and fp16: benchmarks/sweep.py times single"

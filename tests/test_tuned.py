@@ -13,7 +13,7 @@ import gemmsmith.tables
 from fakes import hopper
 from gemmsmith.choose import Choice, Tuning, choose
 from gemmsmith.config import load_specs
-from gemmsmith.dtypes import BF16, INT8, INT32
+from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32
 from gemmsmith.errors import ConfigError
 from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
 from gemmsmith.problem import GemmProblem
@@ -153,6 +153,19 @@ def test_torch_is_taken_only_where_the_whole_call_is_its_own(tmp_path: Path) -> 
     assert told(dataclasses.replace(CALL, bias=True), FAST) == [FAST.name]
     assert told(CALL, FAST, torch=False) == [FAST.name]
     assert 0.99 < FAIR < 1
+
+
+def test_bf16_timings_stand_for_fp16_until_it_has_its_own() -> None:
+    twin, other = (dataclasses.replace(each, a=FP16, b=FP16, d=FP16) for each in (FAST, SLOW))
+    call = dataclasses.replace(CALL, a=FP16, b=FP16, d=FP16)
+    path = table(own_tables() / "t.yaml", entry([timing(FAST, 1.2), timing(SLOW, 1.1)]))
+    assert told(call, FAST, SLOW, twin, other) == [twin.name, other.name]
+    assert told(CALL, FAST, twin) == [FAST.name]
+    half = dataclasses.replace(twin, acc=FP16)
+    assert told(call, half) == []
+    add_entry(path, entry([timing(other, 1.3)], a="fp16", d="fp16"))
+    assert told(call, FAST, SLOW, twin, other) == [other.name]
+    assert told(dataclasses.replace(call, d=FP32), twin) == []
 
 
 def test_neighbours_in_m_share_an_entry_and_neighbours_in_n_do_not(tmp_path: Path) -> None:

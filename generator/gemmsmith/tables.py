@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from gemmsmith.choose import Choice
+from gemmsmith.dtypes import BF16, FP16
 from gemmsmith.errors import ConfigError
 from gemmsmith.fit import misfit
 from gemmsmith.problem import GemmProblem
@@ -22,9 +23,9 @@ from gemmsmith.tuned import (
     Key,
     Made,
     Table,
-    identified,
     key_of,
     same_gpu,
+    timed_as,
     torch_can,
 )
 from gemmsmith.tuned_file import read_table
@@ -54,8 +55,17 @@ class Tables:
     entries: Mapping[Key, Found]
 
     def find(self, problem: GemmProblem) -> Found | None:
-        """Return the entry for exactly these N, K, types, layout and epilogue, nearest in M."""
-        return None if problem.batch > 1 else self.entries.get(key_of(problem))
+        """Return the entry for exactly these N, K, layout and epilogue, nearest in M.
+
+        Types are exact too, but for fp16 without an entry, which has that of bf16.
+        """
+        if problem.batch > 1:
+            return None
+        key = key_of(problem)
+        found = self.entries.get(key)
+        if found is None and key.a == key.d == FP16.name:
+            found = self.entries.get(replace(key, a=BF16.name, d=BF16.name))
+        return found
 
     def choices(
         self, problem: GemmProblem, specs: Mapping[str, KernelSpec], *, torch: bool
@@ -73,9 +83,11 @@ class Tables:
         if may_run and entry.winner == TORCH:
             yield reason
             may_run = False
+        types = (problem.a, problem.d)
+        timed = {timed_as(s, entry.a): s for s in specs.values() if (s.a, s.d) == types}
         for timing in entry.order():
-            spec = specs.get(timing.name)
-            if spec is None or identified(spec) != timing.kernel or misfit(spec, problem):
+            spec = timed.get(timing.kernel)
+            if spec is None or misfit(spec, problem):
                 continue
             if may_run and timing.ratio < FAIR and timing.kernel != entry.winner:
                 yield reason

@@ -15,7 +15,7 @@ from gemmsmith.problem import GemmProblem
 from gemmsmith.software import made_here
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tables import Found, Tables, tables_for
-from gemmsmith.tuned import TORCH, Timing, identified, key_of
+from gemmsmith.tuned import TORCH, Timing, key_of, timed_as
 
 _SHOWN = 5  # candidates of the estimate
 
@@ -130,7 +130,7 @@ def explain_choice(
         reason=reason,
         built=choice in {spec.name for spec in built},
         table=str(found.path) if found else "",
-        notes=tuple(_notes(tables, found, named, gpu, sm_count, arch.name)),
+        notes=tuple(_notes(tables, found, specs, problem, gpu, sm_count)),
         torch_us=found.entry.torch if found else None,
         timings=tuple(found.entry.order()) if found else (),
         candidates=candidates,
@@ -142,19 +142,23 @@ def explain_choice(
 def _notes(
     tables: Tables,
     found: Found | None,
-    named: dict[str, KernelSpec],
+    specs: Sequence[KernelSpec],
+    problem: GemmProblem,
     gpu: str,
     sm_count: int,
-    arch: str,
 ) -> list[str]:
     notes = [f"not used: {refusal}" for refusal in (*tables.unread, *tables.refused)]
     if found is None:
         return notes
-    notes += differences(found, gpu, sm_count, arch)
+    notes += differences(found, gpu, sm_count, specs[0].arch.name)
+    if found.entry.a != problem.a.name:
+        notes.append(f"{found.entry.a} was measured, and stands for {problem.a.name}")
+    known = {timed_as(spec, found.entry.a) for spec in specs}
+    names = {kernel.partition("@")[0] for kernel in known}
     for timing in found.entry.timings:
-        if timing.name not in named:
+        if timing.name not in names:
             notes.append(f"{timing.name} was timed and is not among these kernels")
-        elif identified(named[timing.name]) != timing.kernel:
+        elif timing.kernel not in known:
             notes.append(f"{timing.name} was edited since it was timed")
     return notes
 

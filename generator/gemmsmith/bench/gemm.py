@@ -45,7 +45,8 @@ DEFAULT_M = (1, 16, 64, 512, 2048, 8192)
 """Tokens at a time: decode of one and of some sequences, short and long prefill."""
 _FP16_SPOTS = (1, 64, 512, 2048)  # M for each weight in turn, where no dtype is asked for
 _RETIRE_ABOVE = 1.3
-_TORCH_DTYPES: Mapping[DType, torch.dtype] = {BF16: torch.bfloat16, FP16: torch.float16}
+MEASURED_DTYPES: Mapping[DType, torch.dtype] = {BF16: torch.bfloat16, FP16: torch.float16}
+"""Element types that can be measured, as torch has them."""
 
 
 class Kernel(peers.Gemm, Protocol):
@@ -131,7 +132,7 @@ def bench_gemm(
 def _measure(
     case: BenchCase, kernels: Kernels | None, alone: Kernels | None, seconds: float
 ) -> BenchRow:
-    inputs = peers.make_inputs(case.m, case.n, case.k, _TORCH_DTYPES[case.dtype])
+    inputs = peers.make_inputs(case.m, case.n, case.k, MEASURED_DTYPES[case.dtype])
     checked = check_arms(inputs, gemmsmith.gemm if kernels is None else kernels.gemm, alone)
     policy = Policy(seconds=seconds, retire_above=_RETIRE_ABOVE if alone else None)
     keep = [arm for arm in (TORCH, OURS) if arm in checked.arms]
@@ -171,8 +172,8 @@ def check_arms(inputs: peers.Inputs, gemm: peers.Gemm, alone: Kernels | None) ->
     wrong: dict[str, str] = {}
     kernel = missing = ""
     try:
-        why = _fault(gemm, inputs, right)
-        kernel, missing = _last_kernel()
+        why = written_fault(gemm, inputs, right)
+        kernel, missing = last_choice()
         if missing:
             kernel = ""
         elif why:
@@ -182,7 +183,7 @@ def check_arms(inputs: peers.Inputs, gemm: peers.Gemm, alone: Kernels | None) ->
     except NoKernelError as error:
         missing = str(error)
     for name, one in _fitting(alone, inputs):
-        if why := _fault(one, inputs, right, name):
+        if why := written_fault(one, inputs, right, name):
             wrong[name] = why
         else:
             arms[name] = peers.kernel_arm(one, inputs)
@@ -199,7 +200,9 @@ def _fitting(kernels: Kernels | None, inputs: peers.Inputs) -> Iterator[tuple[st
             yield name, kernel
 
 
-def _fault(gemm: peers.Gemm, inputs: peers.Inputs, right: peers.Reference, kernel: str = "") -> str:
+def written_fault(
+    gemm: peers.Gemm, inputs: peers.Inputs, right: peers.Reference, kernel: str = ""
+) -> str:
     """Return what is wrong with what ``gemm`` writes over NaN; empty where it is right.
 
     ``kernel`` is the name of the one that runs; empty: the choice of ``gemm``.
@@ -210,10 +213,10 @@ def _fault(gemm: peers.Gemm, inputs: peers.Inputs, right: peers.Reference, kerne
         raise
     except GemmsmithError as error:
         return f"{type(error).__name__}: {error}"
-    return peers.fault(inputs.out, right, half_sums="_accfp16_" in (kernel or _last_kernel()[0]))
+    return peers.fault(inputs.out, right, half_sums="_accfp16_" in (kernel or last_choice()[0]))
 
 
-def _last_kernel() -> tuple[str, str]:
+def last_choice() -> tuple[str, str]:
     """Return the name of what the last call ran and why torch took it, empty where it did not."""
     record = gemmsmith.last_kernel()
     return ("", "") if record is None else (record.name, record.reason)
@@ -277,8 +280,8 @@ def _dtype(word: str | None) -> DType | None:
         dtype = parse_dtype(word)
     except KeyError:
         dtype = None
-    if dtype not in _TORCH_DTYPES:
-        legal = ", ".join(known.name for known in _TORCH_DTYPES)
+    if dtype not in MEASURED_DTYPES:
+        legal = ", ".join(known.name for known in MEASURED_DTYPES)
         raise MeasureError(f"dtype {word!r} cannot be measured; use one of {legal}")
     return dtype
 

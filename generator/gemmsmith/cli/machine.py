@@ -86,6 +86,15 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="llm",
+            help="Instead, time the weights of three models by ten numbers of tokens, and sum up"
+            " what users get and what our own kernels give.",
+            show_default=False,
+        ),
+    ] = None,
     ffn: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +124,7 @@ def bench(
         float | None,
         typer.Option(
             min=0.1,
-            help="Time for each shape; by default 1.5, int8 0.7, blocks 1.",
+            help="Time for each shape; by default 1.5, int8 0.7, grid 0.8, blocks 1.",
             show_default=False,
         ),
     ] = None,
@@ -152,6 +161,7 @@ def bench(
     asked = Measurement(
         source=source,
         models=tuple(model or ()),
+        grid=grid,
         ffn=ffn,
         epilogues=epilogues,
         dtype=dtype,

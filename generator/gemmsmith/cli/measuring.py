@@ -13,9 +13,10 @@ from gemmsmith.cli.options import print_json
 
 if TYPE_CHECKING:
     from gemmsmith.bench.gemm import BenchReport
+    from gemmsmith.bench.grid import GridReport
     from gemmsmith.bench.race import RaceReport
 
-    Measured: TypeAlias = tuple[BenchReport | RaceReport, Callable[[bool], str]]
+    Measured: TypeAlias = tuple[BenchReport | GridReport | RaceReport, Callable[[bool], str]]
     """A report, and what makes text of it, compact or whole."""
 
 _MODELS = ("llama3-8b",)
@@ -28,6 +29,7 @@ class Measurement:
     source: Path | None
     models: tuple[str, ...]
     """Empty for the default."""
+    grid: str | None
     ffn: str | None
     epilogues: str | None
     dtype: str | None
@@ -69,26 +71,30 @@ def print_measured(asked: Measurement) -> None:
 def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
     from gemmsmith.dtypes import INT8, parse_dtype
 
-    if asked.ffn is not None or asked.epilogues is not None:
-        _refuse_others(asked)
-        return _epilogues if asked.ffn is None else _ffn
+    wholes = {"--grid": asked.grid, "--ffn": asked.ffn, "--epilogues": asked.epilogues}
+    for name, value in wholes.items():
+        if value is not None:
+            _refuse_others(name, asked)
+            return {"--grid": _grid, "--ffn": _ffn, "--epilogues": _epilogues}[name]
     try:
         return _int8 if asked.dtype and parse_dtype(asked.dtype) == INT8 else _gemms
     except KeyError:
         return _gemms  # which tells what is legal
 
 
-def _refuse_others(asked: Measurement) -> None:
+def _refuse_others(name: str, asked: Measurement) -> None:
     from gemmsmith.errors import MeasureError
 
-    name = "--epilogues" if asked.ffn is None else "--ffn"
     given = {
         "a file of kernels": asked.source,
         "--model": asked.models,
         "--dtype": asked.dtype,
-        "--epilogues": asked.ffn and asked.epilogues,
+        "--grid": asked.grid,
+        "--ffn": asked.ffn,
+        "--epilogues": asked.epilogues,
         "--all-kernels": asked.all_kernels,
     }
+    del given[name]
     others = [other for other, value in given.items() if value]
     if others:
         raise MeasureError(f"{name} names all that is measured: leave out {', '.join(others)}")
@@ -119,6 +125,13 @@ def _int8(asked: Measurement) -> Measured:
         )
     report = run_int8(asked.models or _MODELS, kernels=asked.source, **_common(asked, 0.7))
     return report, lambda compact: race_report(report, compact=compact)
+
+
+def _grid(asked: Measurement) -> Measured:
+    from gemmsmith.bench.grid import SECONDS, grid_text, run_grid
+
+    report = run_grid(str(asked.grid), **_common(asked, SECONDS))
+    return report, lambda compact: grid_text(report, compact=compact)
 
 
 def _ffn(asked: Measurement) -> Measured:
