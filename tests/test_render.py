@@ -31,6 +31,7 @@ from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT, HOPPER_FP16, HOPPER_INT8
 
 GOLDEN = Path(__file__).with_name("golden")
+COLLECTIVE = {"2.x": "MmaSyncGemm", "3.x": "Sm90Gemm"}
 COOPERATIVE = KernelSpec(
     arch=SM_90A, tile=Tile(128, 256, 64), cluster=Cluster(2, 1), schedule="cooperative"
 )
@@ -153,7 +154,7 @@ def test_names_are_identifiers_and_unlike() -> None:
     specs = [spec for group in FEATURES.values() for spec in group]
     for spec in specs:
         assert re.fullmatch(r"gemm_[a-z0-9_]+", spec.name)
-        assert f"struct {spec.name} : Sm" in render([spec]).text
+        assert f"struct {spec.name} : {COLLECTIVE[spec.arch.api]}" in render([spec]).text
         assert f"namespace v_{_variants([spec])[0]} {{" in render([spec]).text
     assert len({spec.name for spec in specs}) == len(specs)
     assert len(set(_variants(specs))) == len(specs)
@@ -209,12 +210,12 @@ def test_an_unknown_template_is_a_render_error() -> None:
 @pytest.mark.parametrize(
     ("changed", "ampere_changes", "hopper_changes"),
     [
-        ("include/gemmsmith/sm80_gemm.h", True, False),
+        ("include/gemmsmith/mma_sync_gemm.h", True, False),
         ("include/gemmsmith/sm90_gemm.h", False, True),
         ("include/gemmsmith/direct_epilogue.h", False, True),
         ("include/gemmsmith/dependent_launch.h", False, True),
         ("include/gemmsmith/abi.h", True, True),
-        ("gemm_sm80.cu.j2", True, False),
+        ("gemm_mma_sync.cu.j2", True, False),
         ("gemm_sm90.cu.j2", False, True),
     ],
 )

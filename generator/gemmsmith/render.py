@@ -19,7 +19,7 @@ from gemmsmith.rowspec import AnySpec, RowSpec
 from gemmsmith.spec import KernelSpec
 from gemmsmith.wgmma import has_rare_width
 
-_TEMPLATES = {"2.x": "gemm_sm80.cu.j2", "3.x": "gemm_sm90.cu.j2"}
+_TEMPLATES = {"2.x": "gemm_mma_sync.cu.j2", "3.x": "gemm_sm90.cu.j2"}
 _ROWS = "rows.cu.j2"
 
 _ELEMENTS = {

@@ -1,7 +1,7 @@
 /* What a 2.x kernel writes for a sum: what finish.h says, plus beta * C.
  *
  * CUTLASS's epilogue moves accumulators through shared memory and hands each thread its pieces of
- * rows; `Sm80Finish` is the one operation that visits them. Where a piece lies is asked of the iterator
+ * rows; `MmaSyncFinish` is the one operation that visits them. Where a piece lies is asked of the iterator
  * that stores it, so that any thread map will do, Volta's too. Device rows are tokens, but features
  * where D is column-major.
  */
@@ -85,7 +85,7 @@ struct AlongRows<Map, Element, false> {
 
 /* `Tile` is CUTLASS's iterator over a block's tile of D, `Block` the shape of that. */
 template <class Traits, bool kTransposed, class Block, class Tile>
-class Sm80Finish {
+class MmaSyncFinish {
  public:
   using ElementD = typename Traits::ElementD;
   using ElementBias = typename Traits::ElementBias;
@@ -255,7 +255,7 @@ class Sm80Finish {
   };
 
   CUTLASS_HOST_DEVICE
-  Sm80Finish(Params const &params_, SharedStorage const &) : params(params_) {}
+  MmaSyncFinish(Params const &params_, SharedStorage const &) : params(params_) {}
 
   template <class Problem> /* (rows, columns, batch) */
   CUTLASS_DEVICE Callbacks get_callbacks(cutlass::gemm::GemmCoord tile, int thread, Problem problem) const {

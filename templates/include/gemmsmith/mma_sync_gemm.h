@@ -1,7 +1,7 @@
 /* A GEMM on mma.sync (Volta to Ada), from CUTLASS's 2.x kernels.
  *
- * `Traits` decides all types and is what the template generates; `Sm80Gemm<Traits>` builds the kernel
- * type and `Sm80Operation<Traits, Kernel>` the functions of its table entry.
+ * `Traits` decides all types and is what the template generates; `MmaSyncGemm<Traits>` builds the kernel
+ * type and `MmaSyncOperation<Traits, Kernel>` the functions of its table entry.
  *
  * 2.x epilogues write row-major tiles. A column-major D is computed as D^T = B^T A^T, with the roles
  * of A and B, M and N exchanged in this file alone.
@@ -19,7 +19,7 @@
 #include "cutlass/gemm/kernel/gemm_universal_with_visitor.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle.h"
 #include "gemmsmith/abi.h"
-#include "gemmsmith/sm80_epilogue.h"
+#include "gemmsmith/mma_sync_epilogue.h"
 #include "gemmsmith/status.h"
 
 namespace gemmsmith {
@@ -36,7 +36,7 @@ struct TransposedLayout<cutlass::layout::ColumnMajor> {
 };
 
 template <class Traits, bool kTransposed>
-struct Sm80Operands {
+struct MmaSyncOperands {
   using ElementA = typename Traits::ElementA;
   using ElementB = typename Traits::ElementB;
   using LayoutA = typename Traits::LayoutA;
@@ -47,7 +47,7 @@ struct Sm80Operands {
   static constexpr int kAlignmentB = Traits::kAlignmentB;
 };
 template <class Traits>
-struct Sm80Operands<Traits, true> {
+struct MmaSyncOperands<Traits, true> {
   using ElementA = typename Traits::ElementB;
   using ElementB = typename Traits::ElementA;
   using LayoutA = typename TransposedLayout<typename Traits::LayoutB>::Type;
@@ -60,19 +60,19 @@ struct Sm80Operands<Traits, true> {
 
 /* Integers: the sum saturates at the ends of s32 and does not wrap. CUTLASS has no other. */
 template <class Element>
-struct Sm80Operator {
+struct MmaSyncOperator {
   using Type = cutlass::arch::OpMultiplyAdd;
 };
 template <>
-struct Sm80Operator<int8_t> {
+struct MmaSyncOperator<int8_t> {
   using Type = cutlass::arch::OpMultiplyAddSaturate;
 };
 
 template <class Traits>
-struct Sm80Gemm {
+struct MmaSyncGemm {
   static constexpr bool kTransposed =
       cutlass::platform::is_same<typename Traits::LayoutD, cutlass::layout::ColumnMajor>::value;
-  using Operands = Sm80Operands<Traits, kTransposed>;
+  using Operands = MmaSyncOperands<Traits, kTransposed>;
   using ElementD = typename Traits::ElementD;
   using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<8>;
   /* Its main loop and the iterators of its epilogue are used, its operation is not. */
@@ -85,8 +85,8 @@ struct Sm80Gemm {
       cutlass::epilogue::thread::LinearCombination<ElementD, Traits::kAlignmentD,
                                                    typename Traits::ElementAccumulator,
                                                    typename Traits::ElementCompute>,
-      Swizzle, Traits::kStages, typename Sm80Operator<typename Operands::ElementA>::Type>::GemmKernel;
-  using Finish = Sm80Finish<Traits, kTransposed, typename Operands::Tile,
+      Swizzle, Traits::kStages, typename MmaSyncOperator<typename Operands::ElementA>::Type>::GemmKernel;
+  using Finish = MmaSyncFinish<Traits, kTransposed, typename Operands::Tile,
                             typename Usual::Epilogue::OutputTileIterator>;
   static constexpr int kEpilogueStages = 1; /* steps whose accumulators are in shared memory at once */
   /* Functions are long: one copy for each step of a tile would be five times the rest of the kernel. */
@@ -97,10 +97,10 @@ struct Sm80Gemm {
   using Kernel = cutlass::gemm::kernel::GemmWithEpilogueVisitor<typename Usual::Mma, Epilogue, Swizzle>;
 };
 
-/* `Kernel` derives from Sm80Gemm<Traits>::Kernel; its name is what a profiler shows. */
+/* `Kernel` derives from MmaSyncGemm<Traits>::Kernel; its name is what a profiler shows. */
 template <class Traits, class Kernel>
-struct Sm80Operation {
-  using Types = Sm80Gemm<Traits>;
+struct MmaSyncOperation {
+  using Types = MmaSyncGemm<Traits>;
   static constexpr int kShared = static_cast<int>(sizeof(typename Kernel::SharedStorage));
   static constexpr int kThreads = Kernel::kThreadCount;
 
