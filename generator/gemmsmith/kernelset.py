@@ -71,8 +71,13 @@ _selections: dict[str, Selection] = {}
 def register(selection: Selection, label: str) -> str:
     """Return a handle for ``selection`` that an op can carry as a string."""
     handle = f"{label}@{id(selection):x}"
-    _selections[handle] = selection
+    register_as(selection, handle)
     return handle
+
+
+def register_as(selection: Selection, handle: str) -> None:
+    """Let ``handle`` stand for ``selection``."""
+    _selections[handle] = selection
 
 
 def selection(handle: str) -> Selection:

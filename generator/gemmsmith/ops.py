@@ -11,6 +11,7 @@ from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import LaunchRecord, last_kernel
 from gemmsmith.finish import PLAIN
 from gemmsmith.gemm_op import new_output, problem, written_dtypes
+from gemmsmith.invariant import handle_of
 from gemmsmith.problem import GemmProblem
 
 __all__ = ["LaunchRecord", "gemm", "last_kernel", "problem_of"]
@@ -34,6 +35,7 @@ def gemm(
     out_scale: float = 1,
     out_dtype: torch.dtype | None = None,
     kernels: str = "",
+    deterministic: str = "",
 ) -> Tensor:
     """Return ``activation(alpha * a @ b + bias) + beta * residual``, in f32, rounded once.
 
@@ -62,6 +64,8 @@ def gemm(
         out_scale: factor of int8 results, before they are rounded and saturated.
         out_dtype: of the result, where ``out`` is not given.
         kernels: handle of what may run; empty for the default kernels of the GPU.
+        deterministic: ``batch``: the same kernel for every M, so that a row's bits do not depend on
+            the rows beside it; not on the CPU, where torch computes.
 
     Returns:
         (…, M, N), with a gate (…, M, N / 2), of ``out_dtype``; without it of ``a``'s dtype (int32
@@ -72,6 +76,8 @@ def gemm(
         NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUTLASS or CUDA refuses.
     """
+    if deterministic:
+        kernels = handle_of(deterministic, kernels)
     if not is_dynamo_compiling():
         settled = direct.launch(
             a,

@@ -9,6 +9,7 @@ import torch
 import gemmsmith.ops  # noqa: F401  registers torch.ops.gemmsmith
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentTypeError
+from gemmsmith.invariant import HANDLE, WORD, handle_of
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import ExactKernel, KernelSet
@@ -81,6 +82,16 @@ class Linear(torch.nn.Linear):
         """Return the layer itself, from now on run by ``kernels`` alone: a set, or exactly one."""
         self.kernels = kernels.handle
         return self
+
+    @property
+    def deterministic(self) -> str:
+        """``batch`` for one kernel at every number of rows, so that a row's bits do not depend on
+        the others (:func:`gemmsmith.gemm`); empty for the fastest."""
+        return WORD if self.kernels == HANDLE else ""
+
+    @deterministic.setter
+    def deterministic(self, word: str) -> None:
+        self.kernels = handle_of(word) if word else ""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
