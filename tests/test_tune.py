@@ -88,7 +88,32 @@ def test_jobs_are_each_weight_of_the_models_once_at_every_bucket() -> None:
         (512, 256),
     ]
     jobs = jobs_of(weights)
-    assert [job.m for job in jobs[:18]] == list(BUCKETS)
+    assert [(job.weight.n, job.m) for job in jobs[:6]] == [
+        *((each.n, 1) for each in weights),
+        (6144, 4),
+    ]
+    mine = [job.m for job in jobs if job.weight.n == 6144]
+    assert mine == [
+        1,
+        4,
+        16,
+        64,
+        128,
+        256,
+        512,
+        1024,
+        2048,
+        8192,
+        2,
+        8,
+        32,
+        96,
+        192,
+        384,
+        768,
+        4096,
+    ]
+    assert set(mine) == set(BUCKETS)
     assert len(jobs) == len({job.key for job in jobs}) == 5 * 18
     gates = weights_of(["llama3-8b"], epilogues=["gate"])
     assert [(each.n, each.problem(8).gate, each.problem(8).columns) for each in gates] == [
@@ -122,6 +147,8 @@ def test_the_shortlist_is_the_estimates_best_and_earlier_winners() -> None:
     last = every[-1]
     assert shortlist(pool, JOB.problem, SMS, 3, [last.spec.name]) == [*every[:3], last]
     assert shortlist(pool, JOB.problem, SMS, 3, ["gone"]) == every[:3]
+    long = Weight(n=57344, k=8192, dtype=BF16).problem(8192)
+    assert len(shortlist(pool, long, SMS, 8)) == 5
 
 
 def test_knobs_are_turned_where_they_may_matter() -> None:
@@ -209,7 +236,7 @@ def test_few_knobs_are_turned_where_calls_are_long() -> None:
     for benches in (short, long):
         measured(benches, A, job=job)
     assert len(short.timed[1]) == 8
-    assert len(long.timed[1]) == 3
+    assert len(long.timed[1]) == 2  # the leader, and one setting of its knobs
 
 
 def test_measuring_stops_when_the_leader_is_clear() -> None:
@@ -302,7 +329,7 @@ def test_a_budget_ends_the_run_and_is_shared_out(tmp_path: Path) -> None:
     replays = [
         sum(timer.replays for timer in each.timers) / len(each.jobs) for each in (benches, roomy)
     ]
-    assert replays[1] > 1.5 * replays[0]  # the time was used
+    assert replays[1] > 1.3 * replays[0]  # the time was used
 
 
 class _Builder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ from gemmsmith.spec import KernelSpec
 RASTERS = (1, 2)
 SWIZZLES = (1, 2, 4, 8)
 SPLITS = (2, 3, 4, 6, 8)
+LONG_US = 1000.0
+"""Estimated time of calls from which on fewer kernels are tried: estimates are good there, and a
+round of eight takes a tenth of a second."""
+LONG_SHARE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +41,13 @@ def shortlist(
     count: int,
     always: Iterable[str] = (),
 ) -> list[Choice]:
-    """Return the ``count`` kernels with the smallest estimated times.
+    """Return the ``count`` kernels with the smallest estimated times, fewer for long calls.
 
     Those whose names are in ``always`` (an earlier winner) come along if they fit.
     """
     ranked = rank(first_fitting(specs, problem), problem, sm_count)
+    if ranked and ranked[0].microseconds > LONG_US:
+        count = math.ceil(count * LONG_SHARE)
     names = set(always)
     return ranked[:count] + [choice for choice in ranked[count:] if choice.spec.name in names]
 

@@ -137,7 +137,7 @@ def _room(first: _Timed, leaders: Sequence[Candidate], seconds: float) -> int:
     if not leaders:
         return 0
     us = first.torch / first.ratios[leaders[0]].median
-    return max(2 * len(leaders), int(seconds * 1e6 / (2 * _ROUNDS_US * max(us, 300.0))))
+    return max(len(leaders), int(seconds * 1e6 / (2 * _ROUNDS_US * max(us, 300.0))))
 
 
 def _dealt(turned: Sequence[Candidate], leaders: Sequence[Candidate], room: int) -> list[Candidate]:

@@ -17,6 +17,8 @@ Epilogue = Literal["plain", "residual", "activation", "gate"]
 EPILOGUES: tuple[str, ...] = get_args(Epilogue)
 """What may follow the product; int8 has scales besides. A gate goes with gate_up weights alone."""
 DTYPES = ("bf16", "fp16", "int8")
+FIRST = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 8192)
+"""Buckets that are measured before the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,10 @@ def weights_of(
 
 
 def jobs_of(weights: Sequence[Weight], m: Sequence[int] | None = None) -> tuple[Job, ...]:
-    """Return a job for each weight and each bucket, weight by weight.
+    """Return a job for each weight and each bucket.
+
+    The sizes of :data:`FIRST` come first, all weights at one size after the other, so that a budget
+    that is too small leaves no weight without entries.
 
     Raises:
         MeasureError: where ``m`` holds what is no bucket.
@@ -110,4 +115,5 @@ def jobs_of(weights: Sequence[Weight], m: Sequence[int] | None = None) -> tuple[
             f"M = {strange[0] if strange else 'nothing'} is no bucket;"
             f" use {', '.join(map(str, BUCKETS))}"
         )
-    return tuple(Job(weight=weight, m=size) for weight in weights for size in wanted)
+    ordered = sorted(wanted, key=lambda size: (size not in FIRST, size))
+    return tuple(Job(weight=weight, m=size) for size in ordered for weight in weights)
