@@ -22,6 +22,10 @@ from typing import Any
 import torch
 
 import gemmsmith
+from gemmsmith.arch import architecture_of
+from gemmsmith.kernelset import DeviceFacts, default_kernels
+from gemmsmith.launch import prepare, raw_stream
+from gemmsmith.operands import operands
 
 ROUNDS, CALLS = 25, 200
 PEER = "F.linear"
@@ -41,6 +45,24 @@ def arms(device: str) -> dict[str, Callable[[], object]]:
         "gemmsmith.gemm(out=)": lambda: gemmsmith.gemm(x, w.t(), out=out),
         "gemmsmith.nn.Linear": lambda: ours(x),
     }
+
+
+def launch_alone() -> Callable[[], object]:
+    """Return the launch of such a product by itself: what CUTLASS and CUDA take of a call."""
+    x, w, out = (torch.zeros(s, device="cuda").bfloat16() for s in ((1, 512), (512, 512), (1, 512)))
+    given = operands(x, w.t(), None, None, out)
+    properties = torch.cuda.get_device_properties(0)
+    facts = DeviceFacts(
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        sm_count=properties.multi_processor_count,
+    )
+    plan = default_kernels(architecture_of(facts.capability).name).plan(given.problem(), facts)
+    assert not isinstance(plan, str), plan
+    ready = prepare(plan, given, facts, 0)
+    workspace = torch.empty(max(1, ready.workspace), dtype=torch.uint8, device="cuda")
+    stream = raw_stream(0)
+    return lambda: (ready.kernel.launch(ready.call, workspace.data_ptr(), stream), x, w, out)
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -94,6 +116,8 @@ def main() -> None:
         calls = arms("cpu" if chosen.emulated else "cuda")
         if chosen.emulated:
             calls = {name: call for name, call in calls.items() if name.startswith("gemmsmith")}
+        else:
+            calls["kernel.launch alone"] = launch_alone()
         result = measure(calls)
     if chosen.json:
         where = "none" if chosen.emulated else torch.cuda.get_device_name()

@@ -293,6 +293,52 @@ def test_opcheck(kernels: KernelSet) -> None:
     torch.library.opcheck(torch.ops.gemmsmith.gemm_out.default, (a, w.t(), bias), {"out": out})
 
 
+@pytest.mark.parametrize("m", [1, 16, 300])
+def test_the_short_way_gives_the_bits_of_the_op(kernels: KernelSet, m: int) -> None:
+    from gemmsmith import direct
+    from gemmsmith.launcher import TRANSPOSED
+
+    a, w, right = operands(m, 512, 256)
+    bias, residual = (small_integers(*s, dtype=BF16, device="cuda") for s in ((512,), (m, 512)))
+    layer = gemmsmith.nn.Linear(256, 512, dtype=BF16, device="meta")
+    layer.weight, layer.bias = (torch.nn.Parameter(t, requires_grad=False) for t in (w, bias))
+    op, op_out = torch.ops.gemmsmith.gemm.default, torch.ops.gemmsmith.gemm_out.default
+    out, other = torch.empty_like(right), torch.empty_like(right)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        assert gemmsmith.gemm(a, w.t(), out=out) is out
+        op_out(a, w.t(), out=other)
+        assert torch.equal(out, right)
+        assert torch.equal(other, right)
+        assert torch.equal(gemmsmith.gemm(a, w.t()), right)
+        assert torch.equal(layer(a), op(a, w.t(), bias))
+        added = gemmsmith.gemm(a, w.t(), bias, residual, 0.5, 2.0, activation="silu")
+        same = op(a, w.t(), bias, residual, 0.5, 2.0, activation="silu")
+        assert torch.equal(added, same)
+    settled = direct.launch(
+        *(a, w, bias, None, 1.0, 0.0, "", "none", "none", None, None, None, None, 1.0),
+        *(None, None, TRANSPOSED),
+    )
+    assert settled is not None, "the layer's call is settled"
+    assert torch.equal(settled, layer(a))
+
+
+def test_the_short_way_uses_the_current_stream_and_can_be_captured(kernels: KernelSet) -> None:
+    a, w, right = operands(16, 512, 256)
+    out = torch.empty_like(right)
+    gemmsmith.gemm(a, w.t(), out=out)
+    gemmsmith.gemm(a, w.t())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemmsmith.gemm(a, w.t(), out=out)
+        made = gemmsmith.gemm(a, w.t())
+    a.mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, 2 * right)
+    assert torch.equal(made, 2 * right)
+
+
 def test_both_launchers_give_equal_bits(kernels: KernelSet) -> None:
     from gemmsmith.launcher import Call
     from gemmsmith.launcher.with_ctypes import CtypesLauncher

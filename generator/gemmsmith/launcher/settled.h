@@ -9,59 +9,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstring>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
+#include "asked.h"
 #include "call.h"
-#include "dlpack.h"
 
 namespace {
-
-// The order of gemmsmith.launcher.Arguments, then what the caller says of them.
-enum Argument {
-  kA, kB, kBias, kResidual, kAlpha, kBeta, kKernels, kActivation, kGate, kAScale, kBScale, kAZero, kBSum, kOutScale,
-  kOutDtype, kOut, kFlags, kArguments
-};
-constexpr std::array<int, 8> kInputs{kA, kB, kBias, kResidual, kAScale, kBScale, kAZero, kBSum};
-constexpr std::array<int, 4> kWords{kKernels, kActivation, kGate, kOutDtype};
-constexpr long kTransposed = 1;  // b is (N, K)
-constexpr long kChecked = 2;     // below torch's dispatcher, which has seen to everything else
-
-constexpr int kMostDimensions = 6;
-
-class Key {
- public:
-  void add(int64_t word) { words_[size_++] = word; }
-
-  uint64_t hash() const {
-    uint64_t hash = size_;
-    for (size_t index = 0; index < size_; ++index) {
-      hash = (hash ^ static_cast<uint64_t>(words_[index])) * 0x9E3779B97F4A7C15u;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-
-  bool operator==(std::vector<int64_t> const &other) const {
-    return size_ == other.size() && std::memcmp(words_.data(), other.data(), size_ * sizeof(int64_t)) == 0;
-  }
-
-  std::vector<int64_t> words() const { return {words_.begin(), words_.begin() + size_}; }
-
- private:
-  std::array<int64_t, (1 + kInputs.size()) * (1 + 2 * kMostDimensions) + kWords.size() + 1> words_;
-  size_t size_ = 0;
-};
-
-// The arguments of a call that the table may know.
-struct Asked {
-  Key key;
-  std::array<dlpack::Tensor, kArguments> tensors;
-  double alpha, beta, out_scale;
-};
 
 struct Entry {
   std::vector<int64_t> key;
@@ -69,7 +24,7 @@ struct Entry {
   gemmsmith_gemm gemm;
   py::object record, ready;
   py::object output;     // how to make one where none is given: shape, strides, dtype
-  py::object workspace;  // the same of the workspace; None for none
+  py::object workspace;  // the same of the workspace; null for none
 };
 
 class Settled {
@@ -77,7 +32,7 @@ class Settled {
   // `host` is a gemmsmith.launcher.Host. None where its exchange interface is of another kind.
   static std::shared_ptr<Settled> make(py::object const &host) {
     auto const settled = std::make_shared<Settled>(host);
-    return settled->borrow_ == nullptr ? nullptr : settled;
+    return settled->reader_.can_read() ? settled : nullptr;
   }
 
   explicit Settled(py::object const &host)
@@ -91,18 +46,7 @@ class Settled {
         in_torch_(host.attr("in_torch")),
         last_(host.attr("last")),
         byte_(host.attr("byte")),
-        tensor_(host.attr("tensor")),
-        parameter_(host.attr("parameter")) {
-    py::object const capsule = host.attr("exchange");
-    auto *exchange = static_cast<dlpack::Exchange *>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
-    if (exchange == nullptr) {
-      throw py::error_already_set();
-    }
-    while (exchange != nullptr && exchange->major != dlpack::kMajor) {
-      exchange = exchange->previous;
-    }
-    borrow_ = exchange == nullptr ? nullptr : exchange->borrow;
-  }
+        reader_(host) {}
 
   // Gives `launch` as a function whose arguments Python passes without making a tuple of them.
   static py::object function(std::shared_ptr<Settled> const &self) {
@@ -116,7 +60,7 @@ class Settled {
   // Gives what the table knows of a call, None where it is nothing.
   py::object find(py::args const &arguments) {
     Asked asked;
-    if (arguments.size() != kArguments || !ask(&PyTuple_GET_ITEM(arguments.ptr(), 0), asked)) {
+    if (arguments.size() != kArguments || !reader_.ask(&PyTuple_GET_ITEM(arguments.ptr(), 0), asked)) {
       return py::none();
     }
     auto const entry = known(asked.key);
@@ -125,14 +69,12 @@ class Settled {
 
   void settle(py::tuple const &arguments, py::object const &kernel, py::object const &call, uint64_t workspace,
               py::object const &record, py::object const &ready, py::object const &output) {
-    for (int const word : kWords) {
-      py::object const value = arguments[word];
-      if (!words_.contains(value)) {
-        words_[value] = words_.size();
-      }
-    }
     Asked asked;
-    if (arguments.size() != kArguments || !ask(&PyTuple_GET_ITEM(arguments.ptr(), 0), asked) || known(asked.key)) {
+    if (arguments.size() != kArguments) {
+      throw std::invalid_argument("a call has 17 arguments, see gemmsmith.launcher.Settled");
+    }
+    reader_.learn(&PyTuple_GET_ITEM(arguments.ptr(), 0));
+    if (!reader_.ask(&PyTuple_GET_ITEM(arguments.ptr(), 0), asked) || known(asked.key)) {
       return;
     }
     auto const entry = std::make_shared<Entry>();
@@ -171,7 +113,7 @@ class Settled {
 
   py::object launch(PyObject *const *arguments) {
     Asked asked;
-    if (!ask(arguments, asked)) {
+    if (!reader_.ask(arguments, asked)) {
       return py::none();
     }
     auto const entry = known(asked.key);
@@ -221,82 +163,6 @@ class Settled {
     return out;
   }
 
-  // Reads the arguments; false where no table can hold such a call.
-  bool ask(PyObject *const *arguments, Asked &asked) {
-    long const said = flags(arguments);
-    for (int const word : kWords) {
-      PyObject *number = PyDict_GetItemWithError(words_.ptr(), arguments[word]);
-      if (number == nullptr) {
-        PyErr_Clear();  // it cannot be hashed
-        return false;
-      }
-      asked.key.add(PyLong_AsLong(number));
-    }
-    if (!real(arguments[kAlpha], asked.alpha) || !real(arguments[kOutScale], asked.out_scale)) {
-      return false;
-    }
-    bool const added = arguments[kResidual] != Py_None;
-    if (arguments[kBeta] == Py_None) {
-      asked.beta = added ? 1.0 : 0.0;
-    } else if (!real(arguments[kBeta], asked.beta)) {
-      return false;
-    }
-    for (int const input : kInputs) {
-      if (!read(arguments[input], said, input == kB, asked.tensors[input], asked.key)) {
-        return false;
-      }
-    }
-    if (!read(arguments[kOut], said, false, asked.tensors[kOut], asked.key)) {
-      return false;
-    }
-    void const *out = address(asked.tensors[kOut]);
-    int64_t facts = whole(asked.alpha) && whole(asked.beta);
-    facts |= (asked.beta == 0.0) << 1;
-    facts |= (out != nullptr && out == address(asked.tensors[kA])) << 2;
-    facts |= (out != nullptr && out == address(asked.tensors[kB])) << 3;
-    asked.key.add(facts);
-    return true;
-  }
-
-  // Adds a tensor to the key; false where it is not one whose memory alone says what it holds.
-  bool read(PyObject *object, long said, bool is_b, dlpack::Tensor &tensor, Key &key) {
-    if (object == Py_None) {
-      tensor = {};
-      key.add(0);
-      return true;
-    }
-    auto *type = reinterpret_cast<PyObject *>(Py_TYPE(object));
-    bool const plain = type == tensor_.ptr() || type == parameter_.ptr();
-    if (!plain && !((said & kChecked) && PyObject_IsInstance(object, tensor_.ptr()) == 1)) {
-      return false;
-    }
-    if (borrow_(object, &tensor) != 0) {
-      PyErr_Clear();
-      return false;
-    }
-    int const dimensions = tensor.dimensions;
-    if (tensor.data == nullptr || dimensions > kMostDimensions) {
-      return false;
-    }
-    auto const place = reinterpret_cast<uintptr_t>(address(tensor));
-    if (!(said & kChecked) && dlpack::real(tensor) && place % (tensor.type_bits / 4) != 0) {
-      return false;  // it may be the imaginary part of complex numbers, which torch may have to negate
-    }
-    key.add(1 | static_cast<int64_t>(place & 15) << 1 | static_cast<int64_t>(dimensions) << 5 |
-            static_cast<int64_t>(tensor.type_code) << 16 | static_cast<int64_t>(tensor.type_bits) << 24 |
-            static_cast<int64_t>(tensor.device_type) << 32 | static_cast<int64_t>(tensor.device_index) << 40);
-    bool const turned = is_b && (said & kTransposed);
-    if (turned && dimensions != 2) {
-      return false;
-    }
-    for (int index = 0; index < dimensions; ++index) {
-      int const from = turned ? 1 - index : index;
-      key.add(tensor.shape[from]);
-      key.add(tensor.strides[from]);
-    }
-    return true;
-  }
-
   std::shared_ptr<Entry const> known(Key const &key) const {
     auto const [first, last] = entries_.equal_range(key.hash());
     for (auto each = first; each != last; ++each) {
@@ -340,7 +206,7 @@ class Settled {
 
   py::object allocate(py::object const &how, dlpack::Tensor &tensor) const {
     py::object made = returned(PyObject_Call(allocate_.ptr(), how.ptr(), nullptr));
-    if (borrow_(made.ptr(), &tensor) != 0) {
+    if (!reader_.borrow(made.ptr(), tensor)) {
       throw py::error_already_set();
     }
     return made;
@@ -360,24 +226,6 @@ class Settled {
     gemm.beta = static_cast<float>(asked.beta);
     gemm.out_scale = static_cast<float>(asked.out_scale);
   }
-
-  static void *address(dlpack::Tensor const &tensor) { return static_cast<char *>(tensor.data) + tensor.byte_offset; }
-
-  static bool whole(double value) { return std::isfinite(value) && value == std::floor(value); }
-
-  static bool real(PyObject *object, double &value) {
-    if (!PyFloat_Check(object) && !PyLong_Check(object)) {
-      return false;
-    }
-    value = PyFloat_AsDouble(object);
-    if (value == -1.0 && PyErr_Occurred()) {
-      PyErr_Clear();  // an integer beyond every float
-      return false;
-    }
-    return true;
-  }
-
-  static long flags(PyObject *const *arguments) { return PyLong_AsLong(arguments[kFlags]); }
 
   static int64_t integer(py::object const &value) {
     long long const number = PyLong_AsLongLong(value.ptr());
@@ -403,9 +251,8 @@ class Settled {
   static bool truth(py::object const &value) { return PyObject_IsTrue(value.ptr()) != 0; }
 
   py::object watchers_, grad_enabled_, current_device_, raw_stream_, allocate_, written_, refuse_, in_torch_, last_,
-      byte_, tensor_, parameter_;
-  py::dict words_;
-  int (*borrow_)(void *, dlpack::Tensor *);
+      byte_;
+  Reader reader_;
   std::unordered_multimap<uint64_t, std::shared_ptr<Entry>> entries_;
 };
 

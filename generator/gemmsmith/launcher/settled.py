@@ -22,6 +22,13 @@ class _Entry(NamedTuple):
     output: Output
 
 
+class _Asked(NamedTuple):
+    key: tuple[object, ...]
+    addresses: list[int]
+    """Of the tensors, 0 for what is absent."""
+    beta: float
+
+
 class PythonSettled:
     """See :class:`gemmsmith.launcher.Settled`; settled.h is the same in C++."""
 
@@ -36,7 +43,8 @@ class PythonSettled:
 
     def find(self, *arguments: Any) -> Any:
         """Return the record of what a call runs; None where it is not settled."""
-        entry = self._entry(arguments)
+        asked = self._asked(arguments)
+        entry = None if asked is None else self._entries.get(asked.key)
         return None if entry is None else entry.record
 
     def settle(
@@ -50,10 +58,10 @@ class PythonSettled:
         output: Output,
     ) -> None:
         """Keep what calls like this one run: ``kernel``, or torch where that is None."""
-        key = self._key(arguments)
-        if key is not None:
+        asked = self._asked(arguments)
+        if asked is not None:
             entry = _Entry(kernel, call, workspace, record, ready, output)
-            self._entries.setdefault(key, entry)
+            self._entries.setdefault(asked.key, entry)
 
     def clear(self) -> None:
         """Forget all calls."""
@@ -65,98 +73,83 @@ class PythonSettled:
 
     def _launch(self, *arguments: Any) -> Any:
         host, checked = self._host, arguments[_FLAGS] & CHECKED
-        if not self._entries:
-            return None
-        entry = self._entry(arguments)
-        if entry is None:
+        asked = self._asked(arguments)
+        entry = None if asked is None else self._entries.get(asked.key)
+        if asked is None or entry is None:
             return None
         if not checked and (
             any(watcher() for watcher in host.watchers)
             or (host.grad_enabled() and _any_requires_grad(arguments))
         ):
             return None
-        if entry.kernel is None or entry.call is None:
+        kernel, call, workspace, record, ready, output = entry
+        given = arguments[_OUT]
+        if kernel is None or call is None:
             if checked:
                 return None
-            out = host.in_torch(entry.output, *arguments)
+            out = host.in_torch(output, *arguments)
         else:
-            device = entry.call.device
-            if host.current_device() != device:
+            if host.current_device() != call.device:
                 return None
-            out = arguments[_OUT]
-            if out is None:
-                out = host.allocate(*entry.output)
-                if (out.data_ptr() ^ entry.call.d) & 15:
-                    return None
-            workspace = None
-            if entry.workspace:
-                workspace = host.allocate((entry.workspace,), (1,), host.byte)
-            status = entry.kernel.launch(
-                _filled(entry.call, arguments, out), _address(workspace), host.raw_stream(device)
+            out = host.allocate(*output) if given is None else given
+            address = out.data_ptr()
+            if (address ^ call.d) & 15:
+                return None
+            buffer = host.allocate((workspace,), (1,), host.byte) if workspace else None
+            status = kernel.launch(
+                _filled(call, arguments, asked, address),
+                0 if buffer is None else buffer.data_ptr(),
+                host.raw_stream(call.device),
             )
             if status != 0:
-                host.refuse(entry.ready, status)
-            if arguments[_OUT] is not None:
+                host.refuse(ready, status)
+            if given is not None:
                 host.written((out,))
-        host.last[0] = entry.record
+        host.last[0] = record
         return out
 
-    def _entry(self, arguments: tuple[Any, ...]) -> _Entry | None:
-        key = self._key(arguments)
-        try:
-            return None if key is None else self._entries.get(key)
-        except TypeError:  # a word that cannot be hashed
-            return None
-
-    def _key(self, arguments: tuple[Any, ...]) -> tuple[object, ...] | None:
+    def _asked(self, arguments: tuple[Any, ...]) -> _Asked | None:
         """Return what decides a call; None where no table can hold it."""
-        alpha, out_scale, flags = arguments[_ALPHA], arguments[_OUT_SCALE], arguments[_FLAGS]
-        beta = _beta(arguments)
-        if not all(isinstance(factor, (int, float)) for factor in (alpha, beta, out_scale)):
-            return None
-        tensors = []
-        for index in _TENSORS:
-            tensor = arguments[index]
-            if tensor is not None:
-                part = self._described(tensor, flags, bool(index == _B and flags & TRANSPOSED))
-                if part is None:
+        alpha, beta, flags = arguments[_ALPHA], arguments[_BETA], arguments[_FLAGS]
+        if beta is None:
+            beta = float(arguments[_RESIDUAL] is not None)
+        for factor in (alpha, beta, arguments[_OUT_SCALE]):
+            if not isinstance(factor, (int, float)):
+                return None
+        plain, checked = (self._host.tensor, self._host.parameter), flags & CHECKED
+        key: list[object] = [arguments[index] for index in _WORDS]
+        addresses: list[int] = []
+        try:
+            hash(tuple(key))
+            key += (float(alpha).is_integer() and float(beta).is_integer(), beta == 0)
+            for index in _TENSORS:
+                tensor = arguments[index]
+                if tensor is None:
+                    key.append(None)
+                    addresses.append(0)
+                    continue
+                if type(tensor) not in plain and not (checked and isinstance(tensor, plain[0])):
                     return None
-                tensors.append(part)
-            else:
-                tensors.append(())
-        try:
-            whole = float(alpha).is_integer() and float(beta).is_integer()
-        except OverflowError:  # an integer beyond every float
+                address, dtype = tensor.data_ptr(), tensor.dtype
+                odd = address & 15
+                # Real numbers at an odd address may be the imaginary part of complex ones, which
+                # torch may have to negate.
+                if not address or (
+                    odd and not checked and dtype.is_floating_point and odd % (2 * dtype.itemsize)
+                ):
+                    return None
+                shape, strides = tensor.shape, tensor.stride()
+                if flags & TRANSPOSED and index == _B:
+                    if len(shape) != 2:
+                        return None
+                    shape, strides = shape[::-1], strides[::-1]
+                key.append((dtype, tensor.get_device(), odd, shape, strides))
+                addresses.append(address)
+        except (OverflowError, RuntimeError, TypeError):
+            # an integer beyond every float, a tensor without memory, a word that cannot be hashed
             return None
-        a, b, out = (_address(arguments[index]) for index in (_A, _B, _OUT))
-        words = tuple(arguments[index] for index in _WORDS)
-        return (*words, whole, beta == 0, out == a, out == b, *tensors)
-
-    def _described(self, tensor: Any, flags: int, turned: bool) -> tuple[object, ...] | None:
-        """Return what decides of a tensor; None where memory alone does not say what it holds."""
-        host, kind = self._host, type(tensor)
-        plain = kind is host.tensor or kind is host.parameter
-        if not plain and not (flags & CHECKED and isinstance(tensor, host.tensor)):
-            return None
-        try:
-            address, dtype, strides = tensor.data_ptr(), tensor.dtype, tensor.stride()
-        except RuntimeError:  # sparse, or without memory
-            return None
-        shape = tuple(tensor.shape)
-        if not address or (turned and len(shape) != 2):
-            return None
-        # Real numbers at an odd address may be the imaginary part of complex ones, which torch may
-        # have to negate.
-        if not flags & CHECKED and dtype.is_floating_point and address % (2 * dtype.itemsize):
-            return None
-        if turned:
-            shape, strides = shape[::-1], strides[::-1]
-        return (dtype, tensor.get_device(), address & 15, shape, strides)
-
-
-def _beta(arguments: tuple[Any, ...]) -> Any:
-    beta = arguments[_BETA]
-    return float(arguments[_RESIDUAL] is not None) if beta is None else beta
+        key += (addresses[-1] == addresses[0], addresses[-1] == addresses[1])
+        return _Asked(tuple(key), addresses, beta)
 
 
 def _any_requires_grad(arguments: tuple[Any, ...]) -> bool:
@@ -164,14 +157,9 @@ def _any_requires_grad(arguments: tuple[Any, ...]) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _address(tensor: Any) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _filled(call: Call, arguments: tuple[Any, ...], out: Any) -> Call:
+def _filled(call: Call, arguments: tuple[Any, ...], asked: _Asked, out: int) -> Call:
     """Return ``call`` with the addresses and factors of these arguments."""
-    a, b, bias, residual, *vectors = (_address(arguments[index]) for index in _TENSORS[:-1])
-    beta = _beta(arguments)
-    addresses = (a, b, residual if beta else 0, bias, out.data_ptr(), *vectors)
-    factors = (arguments[_ALPHA], beta, arguments[_OUT_SCALE])
+    a, b, bias, residual, *vectors = asked.addresses[:-1]
+    addresses = (a, b, residual if asked.beta else 0, bias, out, *vectors)
+    factors = (arguments[_ALPHA], asked.beta, arguments[_OUT_SCALE])
     return Call._make((*call[:4], *addresses, *call[13:21], *factors, *call[24:]))
