@@ -1,4 +1,4 @@
-"""The real kernels that tests compile: of each CUTLASS API, quick to build."""
+"""The real kernels that tests compile: of each kind, quick to build."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gemmsmith.arch import SM_80, SM_90A
 from gemmsmith.dtypes import FP16, FP32, INT8, INT32
-from gemmsmith.spec import Alignment, KernelSpec, Tile
+from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 
 HOPPER = KernelSpec(
     arch=SM_90A,
@@ -45,4 +45,27 @@ AMPERE = KernelSpec(
     alignment=Alignment(8, 8, 1),
 )
 """sm_80, fp16 to a column-major fp32 D."""
-EVERY = (AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8, HOPPER_DEPENDENT)
+LEAN = KernelSpec(
+    arch=SM_90A,
+    tile=Tile(16, 64, 64),
+    cluster=Cluster(1, 2),
+    split_k=2,
+    schedule="lean",
+    store="smem",
+    swap=True,
+    residual=True,
+)
+"""sm_90a, bf16, ``rcr``, two blocks to a tile."""
+LEAN_DEPENDENT = replace(
+    LEAN,
+    split_k=1,
+    swap=False,
+    tile=Tile(128, 24, 64),
+    cluster=Cluster(2, 1),
+    stages=4,
+    residual=False,
+    dependent_launch=True,
+)
+"""Tokens on the instruction's M side, a width of few, started before the one ahead has ended."""
+LEANS = (LEAN, LEAN_DEPENDENT)
+EVERY = (AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8, HOPPER_DEPENDENT, *LEANS)

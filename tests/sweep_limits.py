@@ -83,6 +83,7 @@ _PLAIN: Fields = {"layout": "rcr", "bias": False, "residual": False}
 _BF16: Fields = {**_PLAIN, "a": BF16, "b": BF16, "acc": FP32, "d": BF16}
 _FP16: Fields = {**_PLAIN, "a": FP16, "b": FP16, "acc": FP32, "d": FP16}
 _INT8: Fields = {**_PLAIN, "a": INT8, "b": INT8, "acc": INT32, "d": INT32}
+_INT8_BF16: Fields = {**_INT8, "d": BF16}
 _INT8_OUT: Fields = {**_INT8, "d": INT8, "warp": Tile(32, 32, 64), "stages": 3}
 _WIDEST: Fields = {"alignment": Alignment(8, 8, 8)}
 _ALONE: Fields = {"cluster": Cluster(1, 1), "scheduler": "static", "swap": False}
@@ -136,6 +137,17 @@ LIMITS: tuple[Limit, ...] = (
             **_BF16, store="tma"),
     _hopper("shared memory", "stages", _one_stage_more, **_BF16, store="direct", stages=3),
     _hopper("bf16 sums", "dtype", _fields(acc=FP16), "warp_specialized", **_BF16),
+    _hopper("lean rows", "tile", _tile(m=96), "lean", **_BF16, **_ALONE, split_k=1),
+    _hopper("lean width", "tile", _tile(n=36), "lean", **_FP16, **_ALONE, split_k=1),
+    _hopper("lean width of int8", "tile", _tile(n=40), "lean", **_INT8_BF16, **_ALONE),
+    _hopper("lean depth", "tile", _tile(k=96), "lean", **_BF16, **_ALONE),
+    _hopper("lean cluster", "cluster", _fields(cluster=Cluster(4, 4)), "lean", **_BF16,
+            tile=Tile(64, 64, 64), split_k=1),
+    _hopper("lean split of K", "split_k", _fields(split_k=16), "lean", **_BF16, **_ALONE),
+    _hopper("uneven share of a tile", "cluster", _fields(cluster=Cluster(1, 3)), "lean", **_BF16,
+            tile=Tile(64, 64, 64), split_k=1),
+    _hopper("shared memory", "stages", _one_stage_more, "lean", **_BF16, tile=Tile(128, 128, 64),
+            stages=3),
 )  # fmt: skip
 """What the predicate refuses and what fails when forced: compiling, by its card or when called."""
 

@@ -49,7 +49,7 @@ def draw(
 ) -> KernelSpec:
     """Return a legal kernel with these ``fixed`` fields; half of the others are at a limit."""
     given = fixed or {}
-    part = _part_2x if arch.api == "2.x" else _part_3x
+    part = _part_2x if arch.api == "2.x" else _part_lean if schedule == "lean" else _part_3x
     for _ in range(_TRIES):
         try:
             spec = KernelSpec(**{**part(rng, arch, schedule, given), **given})
@@ -101,6 +101,7 @@ def as_yaml(name: str, spec: KernelSpec) -> str:
         "swap": spec.swap,
         "tile": list(spec.tile),
         "cluster": list(spec.cluster),
+        "split_k": spec.split_k,
         "stages": spec.stages or "auto",
         "alignment": spec.alignment._asdict(),
         "epilogue": {"bias": spec.bias, "residual": spec.residual},
@@ -177,4 +178,26 @@ def _part_3x(
         "stages": rng.choice((None, 2, 3, 4)),
         "scheduler": "stream_k" if schedule == "cooperative" and rng.random() < 0.3 else "static",
         "alignment": widest_alignment(types["a"], types["b"], types["d"], store),
+    }
+
+
+def _part_lean(
+    rng: random.Random, arch: Architecture, schedule: Schedule, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    types = _types(rng, arch, given)
+    swap = given.get("swap", rng.random() < 0.5)
+    rows, columns = rng.choice((64, 128, 192, 256)), 8 * rng.randrange(1, 33)
+    k = rng.choice((128, 256)) // types["a"].bytes
+    return {
+        **types,
+        "layout": "rcr",
+        "arch": arch,
+        "schedule": schedule,
+        "store": "smem",
+        "swap": swap,
+        "tile": Tile(columns, rows, k) if swap else Tile(rows, columns, k),
+        "cluster": Cluster(rng.choice((1, 2, 4)), rng.choice((1, 2, 4))),
+        "split_k": rng.choice((1, 2, 4)),
+        "stages": rng.choice((None, 2, 3, 4)),
+        "alignment": widest_alignment(types["a"], types["b"], types["d"], "smem"),
     }

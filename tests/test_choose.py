@@ -63,11 +63,11 @@ def test_slots_are_whole_clusters() -> None:
     assert [slots(big(cluster=Cluster(size, 1)), 132) for size in (1, 2, 4, 8)] == [
         132,
         132,
-        132,
-        128,
+        116,
+        112,
     ]
     assert slots(big(cluster=Cluster(8, 1)), 4) == 8
-    assert waves(big(cluster=Cluster(8, 1)), problem(1024, 256 * 24, 64), 132) == 192 / 128
+    assert waves(big(cluster=Cluster(8, 1)), problem(1024, 256 * 24, 64), 132) == 192 / 112
 
 
 def test_no_kernel_no_choice() -> None:

@@ -123,6 +123,7 @@ def test_list_tells_each_kernel_with_its_place(file: Path) -> None:
         "warp": None,
         "stages": None,
         "cluster": [2, 1],
+        "split_k": 1,
         "schedule": "cooperative",
         "scheduler": "static",
         "store": "tma",

@@ -25,5 +25,6 @@ def test_the_schema_knows_the_keys_and_words() -> None:
         "warp_specialized",
         "pingpong",
         "cooperative",
+        "lean",
     ]
     assert '"null"' not in json.dumps(made)

@@ -62,7 +62,7 @@ def test_c08_typos_are_told_at_once_with_the_nearest_key(tmp_path: Path) -> None
     assert "did you mean f16? Legal: fp16, f16, float16, half, bf16, bfloat16" in words[4]
     assert words[5] == (
         "schedule: 'multstage' is no schedule; did you mean multistage?"
-        " Legal: multistage, warp_specialized, pingpong, cooperative"
+        " Legal: multistage, warp_specialized, pingpong, cooperative, lean"
     )
     assert words[6].startswith("layout[2]: 'rcx' is no layout; did you mean r")
     assert "Legal: rcr, rrr" in words[6]

@@ -15,6 +15,7 @@ import pytest
 
 from fake_calls import call_of
 from gemmsmith.errors import CacheError, CompileError, LoadError, ToolchainError
+from gemmsmith.footprint import shared_memory, stages_that_fit
 from gemmsmith.launcher import (
     Call,
     Kernel,
@@ -29,7 +30,7 @@ from gemmsmith.launcher.with_ctypes import CtypesLauncher, read_table
 from gemmsmith.launcher.with_pybind11 import module_path, pybind11_launcher
 from gemmsmith.render import include_dirs
 from gemmsmith.spec import KernelSpec
-from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT
+from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT, LEAN, LEAN_DEPENDENT, LEANS
 
 ABI_VERSION = abi_version()
 ECHO = r"""
@@ -394,6 +395,48 @@ def test_real_kernels_tell_their_facts(
     threads, shared, stages = facts[HOPPER]
     assert (threads, stages) == (256, 4)  # a warpgroup that loads and one that multiplies
     assert 4 * (64 + 16) * 64 * 2 <= shared <= 4 * (64 + 16) * 64 * 2 + 1024
+    assert facts[LEAN] == (160, 16 * (64 + 16) * 64 * 2 + 256, 16)  # a warp beside loads
+    assert facts[LEAN_DEPENDENT] == (288, 4 * (128 + 24) * 64 * 2 + 256, 4)
+
+
+@pytest.mark.nvcc
+def test_lean_kernels_take_the_shared_memory_that_was_foretold(
+    each_launcher: Launcher, real_libraries: dict[KernelSpec, Path]
+) -> None:
+    kernels = _kernels(each_launcher, real_libraries)
+    for spec in LEANS:
+        assert kernels[spec].stages == (spec.stages or stages_that_fit(spec))
+        assert kernels[spec].shared_bytes == shared_memory(spec, kernels[spec].stages)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "Success"),
+        ({"lda": 76}, "Error Misaligned Operand"),
+        ({"b_batch": 4, "batch": 2}, "Error Misaligned Operand"),
+        ({"n": 130, "ldd": 132}, "Error Misaligned Operand"),
+        ({"ldd": 130}, "Error Misaligned Operand"),
+        ({"d": (1 << 22) + 4}, "Error Misaligned Operand"),
+        ({"c": (1 << 23) + 4, "ldc": 128}, "Success"),  # beta is 0: it is not read
+        ({"c": (1 << 23) + 4, "ldc": 128, "beta": 1.0}, "Error Misaligned Operand"),
+        ({"c": 1 << 23, "ldc": 130, "beta": 1.0}, "Error Misaligned Operand"),
+        ({"batch": 32_767}, "Success"),
+        ({"batch": 32_768}, "Error Invalid Problem"),  # two blocks to a tile
+        ({"m": 65_535 * 16}, "Success"),
+        ({"m": 65_536 * 16}, "Error Invalid Problem"),
+        ({"n": 2**31 - 8}, "Error Invalid Problem"),  # two tiles of 64 reach past 2^31
+    ],
+)
+def test_a_lean_kernel_names_what_it_cannot_take(
+    change: dict[str, float],
+    words: str,
+    each_launcher: Launcher,
+    real_libraries: dict[KernelSpec, Path],
+) -> None:
+    kernel = _kernels(each_launcher, real_libraries)[LEAN]
+    assert kernel.explain(kernel.can_run(call_of(LEAN, **change))) == words
 
 
 @pytest.mark.nvcc
@@ -402,12 +445,13 @@ def test_real_kernels_tell_how_they_are_launched(
 ) -> None:
     kernels = _kernels(each_launcher, real_libraries)
     assert {spec for spec, kernel in kernels.items() if kernel.dependent_launch} == {
-        HOPPER_DEPENDENT
+        HOPPER_DEPENDENT,
+        LEAN_DEPENDENT,
     }
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("spec", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+@pytest.mark.parametrize("spec", [AMPERE, HOPPER, LEAN], ids=["ampere", "hopper", "lean"])
 def test_real_kernels_judge_sizes_alike(
     spec: KernelSpec, each_launcher: Launcher, real_libraries: dict[KernelSpec, Path]
 ) -> None:
@@ -422,7 +466,7 @@ def test_real_kernels_judge_sizes_alike(
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("spec", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+@pytest.mark.parametrize("spec", [AMPERE, HOPPER, LEAN], ids=["ampere", "hopper", "lean"])
 def test_a_launch_without_a_gpu_is_a_status_in_words(
     spec: KernelSpec, each_launcher: Launcher, real_libraries: dict[KernelSpec, Path]
 ) -> None:

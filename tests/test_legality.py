@@ -25,6 +25,7 @@ from gemmsmith.footprint import (
     MAX_STAGES,
     accumulator_registers,
     epilogue_bytes,
+    lean_blocks,
     shared_memory,
     stage_bytes,
     stages_that_fit,
@@ -43,6 +44,18 @@ AMPERE: dict[str, Any] = {
     "store": "smem",
 }
 
+LEAN: dict[str, Any] = {
+    "arch": SM_90A,
+    "tile": Tile(128, 128, 64),
+    "schedule": "lean",
+    "store": "smem",
+}
+INT8_SUMS: dict[str, Any] = {
+    "a": INT8,
+    "b": INT8,
+    "acc": INT32,
+    "alignment": Alignment(16, 16, 8),
+}
 VOLTA: dict[str, Any] = {**AMPERE, "arch": SM_70, "stages": 2, "a": FP16, "b": FP16, "d": FP16}
 
 
@@ -82,7 +95,10 @@ def objections(base: dict[str, Any], **fields: Any) -> tuple[Objection, ...]:
         (
             HOPPER,
             {"store": "smem"},
-            "store: sm_90a has tma, direct, strip, not smem; set store: tma",
+            (
+                "store: store smem, schedule cooperative: smem is the store of lean kernels;"
+                " set store: tma"
+            ),
         ),
         (
             AMPERE,
@@ -461,9 +477,214 @@ def test_only_hopper_starts_kernels_before_the_one_ahead_has_ended(arch: Archite
         f" griddepcontrol, which needs sm_90a; {arch.name} has none; set dependent_launch: false"
     )
     for schedule in SM_90A.schedules:
-        assert KernelSpec(
-            **{**HOPPER, "schedule": schedule, "tile": Tile(128, 128, 64)}, dependent_launch=True
-        )
+        hopper = {**HOPPER, "schedule": schedule, "tile": Tile(128, 128, 64)}
+        hopper["store"] = "smem" if schedule == "lean" else "tma"
+        assert KernelSpec(**hopper, dependent_launch=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"tile": Tile(96, 64, 64)},
+            (
+                "tile: tile.m=96 is not 64, 128, 192 or 256, which one to three warpgroups share;"
+                " tile.m=128 is"
+            ),
+        ),
+        (
+            {"tile": Tile(16, 320, 64), "swap": True},
+            (
+                "tile: tile.n=320 is not 64, 128, 192 or 256, which one to three warpgroups share;"
+                " tile.n=256 is"
+            ),
+        ),
+        (
+            {"tile": Tile(64, 100, 64)},
+            "tile: tile.n=100 is not a multiple of 8 up to 256 (wgmma's width); tile.n=96 is",
+        ),
+        (
+            {"tile": Tile(64, 264, 64)},
+            "tile: tile.n=264 is not a multiple of 8 up to 256 (wgmma's width); tile.n=256 is",
+        ),
+        (
+            {"tile": Tile(64, 40, 128), **INT8_SUMS},
+            "tile: tile.n=40 is not a multiple of 16 up to 256 (wgmma's width); tile.n=32 is",
+        ),
+        (
+            {"tile": Tile(64, 64, 32)},
+            "tile: tile.k=32 is not a multiple of 64, a row of 128 B; tile.k=64 is",
+        ),
+        (
+            {"tile": Tile(64, 64, 64), **INT8_SUMS},
+            "tile: tile.k=64 is not a multiple of 128, a row of 128 B; tile.k=128 is",
+        ),
+        (
+            {"tile": Tile(192, 216, 64)},
+            (
+                "tile: 192x216x64 keeps 108 accumulator registers a thread; 104 fit beside the rest"
+                " with 3 warpgroups; halve tile.m or tile.n"
+            ),
+        ),
+        (
+            {"tile": Tile(256, 176, 64)},
+            (
+                "tile: 256x176x64 keeps 176 accumulator registers a thread; 168 fit beside the rest"
+                " with 2 warpgroups; halve tile.m or tile.n"
+            ),
+        ),
+        (
+            {"cluster": Cluster(16, 1)},
+            "cluster: cluster.m=16; a cluster has 1 to 8 blocks; set cluster.m=8",
+        ),
+        ({"split_k": 0}, "split_k: split_k=0; a cluster has 1 to 8 blocks; set split_k=1"),
+        ({"split_k": 9}, "split_k: split_k=9; a cluster has 1 to 8 blocks; set split_k=8"),
+        (
+            {"cluster": Cluster(2, 2), "split_k": 3},
+            "split_k: cluster [2, 2] with split_k 3 is 12 blocks; 8 is the most; set split_k: 2",
+        ),
+        (
+            {"cluster": Cluster(4, 4)},
+            "cluster: cluster [4, 4] is 16 blocks; 8 is the most; set a product of 8 or less",
+        ),
+        (
+            {"tile": Tile(8, 128, 64), "swap": True, "cluster": Cluster(1, 3)},
+            (
+                "cluster: 3 blocks share a's tile of 8 rows, which does not divide evenly;"
+                " choose a smaller cluster or a larger tile"
+            ),
+        ),
+        (
+            {"layout": "rrr"},
+            (
+                "layout: rrr: lean kernels read both operands along K and write rows;"
+                " use rcr, or another schedule"
+            ),
+        ),
+        (
+            {"a": FP16, "b": FP16, "d": FP16, "acc": FP16},
+            "dtype: acc fp16: lean kernels sum fp16 in fp32; set acc: fp32",
+        ),
+        (
+            {**INT8_SUMS, "d": INT32, "tile": Tile(64, 64, 128)},
+            "dtype: d int32: lean kernels finish in fp32; set d: bf16, or another schedule",
+        ),
+        (
+            {"gate": "silu"},
+            (
+                "epilogue: gate: lean kernels have no such epilogue;"
+                " drop gate, or choose another schedule"
+            ),
+        ),
+        (
+            {**INT8_SUMS, "zero_point": True, "scaled": True, "tile": Tile(64, 64, 128)},
+            (
+                "epilogue: zero_point: lean kernels have no such epilogue;"
+                " drop zero_point, or choose another schedule"
+            ),
+        ),
+        (
+            {"scheduler": "stream_k"},
+            "scheduler: stream_k needs schedule cooperative, not lean; set schedule: cooperative",
+        ),
+        (
+            {"store": "tma"},
+            "store: store tma, schedule lean: smem is the store of lean kernels; set store: smem",
+        ),
+        (
+            {"schedule": "cooperative", "store": "tma", "split_k": 2},
+            (
+                "split_k: split_k 2: blocks of a cluster share a K loop with schedule lean alone;"
+                " set split_k: 1, or scheduler: stream_k"
+            ),
+        ),
+        (
+            {"alignment": Alignment(8, 8, 4)},
+            (
+                "alignment: d: 4 elements of 2 B; a power of two from 8 to 8 is legal"
+                " (TMA addresses in steps of 16 B); set d: 8"
+            ),
+        ),
+        (
+            {"tile": Tile(128, 256, 64), "stages": 5},
+            (
+                "stages: 128x256x64 with stages 5 needs 246,016 B of shared memory,"
+                " sm_90a has 232,448; at most 4 stages fit: 196,864 B"
+            ),
+        ),
+        (
+            {"tile": Tile(128, 256, 256)},
+            (
+                "stages: 128x256x256 with stages 2 needs 393,472 B of shared memory,"
+                " sm_90a has 232,448; only 1 stage fits, 196,864 B; tile k 128 halves it"
+            ),
+        ),
+    ],
+)
+def test_a_broken_rule_of_lean_kernels_says_so(fields: dict[str, Any], words: str) -> None:
+    found = [str(objection) for objection in objections(LEAN, **fields)]
+    assert any(line.endswith(words) for line in found), found
+
+
+def test_lean_kernels_at_their_limits() -> None:
+    for fields in (
+        {"tile": Tile(192, 208, 64)},
+        {"tile": Tile(256, 168, 64), "cluster": Cluster(2, 1)},
+        {"tile": Tile(64, 256, 64), "cluster": Cluster(1, 4), "split_k": 2},
+        {"tile": Tile(8, 64, 64), "swap": True, "cluster": Cluster(1, 8)},
+        {"tile": Tile(64, 24, 128), **INT8_SUMS},
+        {"tile": Tile(192, 64, 64), "cluster": Cluster(1, 3)},
+        {"tile": Tile(128, 256, 64), "stages": 4},
+    ):
+        assert KernelSpec(**{**LEAN, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "bytes_"),
+    [
+        ({"tile": Tile(128, 256, 64), "stages": 2}, 128 * (256 + 8) * 4),  # 2 stages: 98,304
+        ({"tile": Tile(64, 24, 64), "stages": 2}, 2 * (64 + 24) * 128),
+        ({"tile": Tile(64, 128, 64), "swap": True, "stages": 2}, 2 * (64 + 128) * 128),
+        ({"tile": Tile(128, 64, 64), "swap": True, "stages": 2}, 2 * (64 + 128) * 128),
+        ({"tile": Tile(64, 64, 64)}, 14 * (64 + 64) * 128),
+        ({"tile": Tile(8, 64, 64), "swap": True}, MAX_STAGES * (64 + 8) * 128),
+    ],
+)
+def test_shared_memory_of_lean_kernels(fields: dict[str, Any], bytes_: int) -> None:
+    spec = KernelSpec(**{**LEAN, **fields})
+    assert shared_memory(spec, spec.stages or stages_that_fit(spec)) == bytes_ + 256
+
+
+@pytest.mark.parametrize(
+    ("n", "swap", "pitch"), [(8, False, 8), (16, False, 40), (64, False, 72), (64, True, 68)]
+)
+def test_sums_of_lean_kernels_lie_in_rows_that_spread_over_banks(
+    n: int, swap: bool, pitch: int
+) -> None:
+    spec = KernelSpec(**{**LEAN, "tile": Tile(64, n, 64), "swap": swap})
+    assert epilogue_bytes(spec) == 64 * pitch * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks"), [({}, 1), ({"stages": 6}, 2), ({"stages": 4}, 3), ({"stages": 2}, 6)]
+)
+def test_blocks_of_a_lean_kernel_that_share_a_multiprocessor(
+    fields: dict[str, Any], blocks: int
+) -> None:
+    assert lean_blocks(KernelSpec(**{**LEAN, "tile": Tile(64, 64, 64), **fields})) == blocks
+
+
+def test_a_lean_kernel_takes_fewer_matrices_where_it_splits_k() -> None:
+    spec = KernelSpec(**LEAN, split_k=4)
+    call = GemmProblem(m=8, n=8, k=8, batch=16_383, a=BF16, b=BF16, d=BF16)
+    assert misfit(spec, call) == ""
+    assert misfit(spec, dataclasses.replace(call, batch=16_384)) == (
+        "batch=16384 is over the 16383 that a grid's third axis holds"
+    )
+    assert misfit(spec, dataclasses.replace(call, layout="rrr")) == (
+        "the kernel's layout is rcr, the strides of the call are rrr"
+    )
+    assert misfit(spec, dataclasses.replace(call, d_align=8)).startswith("d: address")
 
 
 def test_all_broken_rules_come_at_once() -> None:
@@ -632,8 +853,13 @@ def test_calls_beyond_a_grid_are_refused_by_kernels_without_a_persistent_one() -
     plain = KernelSpec(**{**HOPPER, "schedule": "warp_specialized", "tile": Tile(64, 64, 64)})
     many = GemmProblem(m=8, n=8, k=8, batch=65_536, a=BF16, b=BF16, d=BF16)
     wide = GemmProblem(m=8, n=65_536 * 64, k=8, a=BF16, b=BF16, d=BF16)
-    assert misfit(plain, many) == "batch=65536 is over the 65535 blocks of a grid's third axis"
+    assert misfit(plain, many) == "batch=65536 is over the 65535 that a grid's third axis holds"
     assert misfit(plain, wide) == ("N=4194304 is over 65535 tiles of 64, a grid's second axis")
+    pairs = dataclasses.replace(plain, cluster=Cluster(1, 2))  # a grid is of whole clusters
+    assert misfit(pairs, dataclasses.replace(wide, n=65_534 * 64)) == ""
+    assert misfit(pairs, dataclasses.replace(wide, n=65_535 * 64)) == (
+        "N=4194240 is over 65534 tiles of 64, a grid's second axis"
+    )
     tall = dataclasses.replace(wide, m=wide.n, n=8)
     assert misfit(dataclasses.replace(plain, swap=True), tall).startswith("M=4194304 is over")
     assert misfit(dataclasses.replace(plain, schedule="pingpong"), many) == ""

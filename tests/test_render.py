@@ -28,7 +28,16 @@ from gemmsmith.render import (
 )
 from gemmsmith.resources import templates_dir
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
-from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT, HOPPER_FP16, HOPPER_INT8
+from real_kernels import (
+    AMPERE,
+    HOPPER,
+    HOPPER_DEPENDENT,
+    HOPPER_FP16,
+    HOPPER_INT8,
+    LEAN,
+    LEAN_DEPENDENT,
+    LEANS,
+)
 
 GOLDEN = Path(__file__).with_name("golden")
 COLLECTIVE = {"2.x": "MmaSyncGemm", "3.x": "Sm90Gemm"}
@@ -54,6 +63,20 @@ FEATURES: dict[str, tuple[KernelSpec, ...]] = {
     "stream_k": (replace(COOPERATIVE, tile=Tile(128, 128, 64), scheduler="stream_k"),),
     "residual": (replace(COOPERATIVE, tile=Tile(128, 128, 64), residual=True, bias=False),),
     "group_of_two": (AMPERE, replace(MULTISTAGE, residual=True, alignment=Alignment(2, 2, 2))),
+    "lean": (LEAN,),
+    "int8_lean": (
+        replace(
+            LEAN_DEPENDENT,
+            a=INT8,
+            b=INT8,
+            acc=INT32,
+            d=INT8,
+            tile=Tile(64, 32, 128),
+            scaled=True,
+            activation="any",
+            alignment=Alignment(16, 16, 16),
+        ),
+    ),
     "volta": (
         replace(
             MULTISTAGE,
@@ -154,7 +177,8 @@ def test_names_are_identifiers_and_unlike() -> None:
     specs = [spec for group in FEATURES.values() for spec in group]
     for spec in specs:
         assert re.fullmatch(r"gemm_[a-z0-9_]+", spec.name)
-        assert f"struct {spec.name} : {COLLECTIVE[spec.arch.api]}" in render([spec]).text
+        base = "LeanGemm" if spec.schedule == "lean" else COLLECTIVE[spec.arch.api]
+        assert f"struct {spec.name} : {base}<" in render([spec]).text
         assert f"namespace v_{_variants([spec])[0]} {{" in render([spec]).text
     assert len({spec.name for spec in specs}) == len(specs)
     assert len(set(_variants(specs))) == len(specs)
@@ -176,11 +200,12 @@ def test_swap_is_exchanged_before_the_template() -> None:
     assert "kSwap = true;" in text
 
 
-@pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE], ids=lambda spec: spec.arch.name)
+@pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE, LEAN], ids=lambda spec: spec.schedule)
 def test_r01_a_value_that_is_not_given_is_named_with_its_template(spec: KernelSpec) -> None:
     template = template_name(spec)
     values = template_values(spec)
-    for missing in values.keys() & {"stages", "name", "element_a", "alignment"}:
+    asked = {"stages", "name", "element_a"} | ({"split_k"} if spec is LEAN else {"alignment"})
+    for missing in values.keys() & asked:
         kernel = {key: value for key, value in values.items() if key != missing}
         with pytest.raises(RenderError, match=rf"{re.escape(template)}.*'{missing}'"):
             render_template(template, {"banner": "x", "rare_widths": False, "kernels": [kernel]})
@@ -188,7 +213,7 @@ def test_r01_a_value_that_is_not_given_is_named_with_its_template(spec: KernelSp
         render_template(template, {"rare_widths": False, "kernels": [values]})
 
 
-@pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE], ids=lambda spec: spec.arch.name)
+@pytest.mark.parametrize("spec", [MULTISTAGE, COOPERATIVE, LEAN], ids=lambda spec: spec.schedule)
 def test_r01_every_value_given_is_used_by_a_template_and_reaches_it_untouched(
     spec: KernelSpec,
 ) -> None:
@@ -208,39 +233,55 @@ def test_an_unknown_template_is_a_render_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "ampere_changes", "hopper_changes"),
+    ("changed", "ampere_changes", "hopper_changes", "lean_changes"),
     [
-        ("include/gemmsmith/mma_sync_gemm.h", True, False),
-        ("include/gemmsmith/sm90_gemm.h", False, True),
-        ("include/gemmsmith/direct_epilogue.h", False, True),
-        ("include/gemmsmith/dependent_launch.h", False, True),
-        ("include/gemmsmith/abi.h", True, True),
-        ("gemm_mma_sync.cu.j2", True, False),
-        ("gemm_sm90.cu.j2", False, True),
+        ("include/gemmsmith/mma_sync_gemm.h", True, False, False),
+        ("include/gemmsmith/sm90_gemm.h", False, True, False),
+        ("include/gemmsmith/lean_gemm.h", False, False, True),
+        ("include/gemmsmith/direct_epilogue.h", False, True, False),
+        ("include/gemmsmith/dependent_launch.h", False, True, True),
+        ("include/gemmsmith/abi.h", True, True, True),
+        ("gemm_mma_sync.cu.j2", True, False, False),
+        ("gemm_sm90.cu.j2", False, True, False),
+        ("gemm_lean.cu.j2", False, False, True),
     ],
 )
 def test_a_changed_file_changes_exactly_the_kernels_that_are_made_of_it(
     changed: str,
     ampere_changes: bool,
     hopper_changes: bool,
+    lean_changes: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copy = tmp_path / "templates"
     shutil.copytree(templates_dir(), copy)
-    before = [render([spec]).digest for spec in (AMPERE, HOPPER)]
+    before = [render([spec]).digest for spec in (AMPERE, HOPPER, LEAN)]
     monkeypatch.setattr("gemmsmith.render.templates_dir", lambda: copy)
     assert include_dirs() == (copy / "include",)
-    assert [render([spec]).digest for spec in (AMPERE, HOPPER)] == before  # only contents count
+    assert [
+        render([spec]).digest for spec in (AMPERE, HOPPER, LEAN)
+    ] == before  # only contents count
 
     edited = tmp_path / "edited"
     shutil.copytree(copy, edited)
     with (edited / changed).open("a") as file:
         file.write("// one more line\n")
     monkeypatch.setattr("gemmsmith.render.templates_dir", lambda: edited)
-    after = [render([spec]).digest for spec in (AMPERE, HOPPER)]
+    after = [render([spec]).digest for spec in (AMPERE, HOPPER, LEAN)]
     changes = [new != old for new, old in zip(after, before, strict=True)]
-    assert changes == [ampere_changes, hopper_changes]
+    assert changes == [ampere_changes, hopper_changes, lean_changes]
+
+
+@pytest.mark.parametrize("spec", LEANS, ids=["split", "dependent"])
+def test_a_lean_instruction_has_the_width_of_the_device_tile(spec: KernelSpec) -> None:
+    text = render([spec]).text
+    width = spec.device_tile.n
+    assert f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.bf16.bf16" in text
+    assert text.count('"+f"(sums[') == width // 2
+    assert f"%{width // 2}, %{width // 2 + 1}, p, 1, 1, 0, 0;" in text
+    assert "sm90_gemm.h" not in text
+    assert "rare_wgmma_widths.h" not in text
 
 
 def _readelf(*arguments: str) -> str:

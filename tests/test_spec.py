@@ -16,6 +16,7 @@ from gemmsmith.errors import IllegalKernelError
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 
 HOPPER: dict[str, Any] = {"arch": SM_90A, "tile": Tile(128, 256, 64), "schedule": "cooperative"}
+LEAN: dict[str, Any] = {"schedule": "lean", "store": "smem"}
 AMPERE: dict[str, Any] = {
     "arch": SM_80,
     "tile": Tile(128, 256, 64),
@@ -54,6 +55,14 @@ AMPERE: dict[str, Any] = {
             "gemm_bf16_rcr_128x256x64_c1x1_coop_direct_sm90a",
         ),
         ({"dependent_launch": True}, "gemm_bf16_rcr_128x256x64_c1x1_coop_pdl_sm90a"),
+        (
+            {**LEAN, "cluster": Cluster(1, 2), "split_k": 4, "residual": True},
+            "gemm_bf16_rcr_128x256x64_c1x2_lean_splitk4_res_sm90a",
+        ),
+        (
+            {**LEAN, "tile": Tile(16, 64, 128), "swap": True, "dependent_launch": True},
+            "gemm_bf16_rcr_16x64x128_c1x1_lean_swap_pdl_sm90a",
+        ),
         ({"bias": False}, "gemm_bf16_rcr_128x256x64_c1x1_coop_nobias_sm90a"),
         ({"residual": True}, "gemm_bf16_rcr_128x256x64_c1x1_coop_res_sm90a"),
         (
@@ -79,8 +88,9 @@ def test_different_kernels_have_different_names() -> None:
         "layout": ("rcr", "rrr"),
         "stages": (None, 2, 3),
         "cluster": (Cluster(1, 1), Cluster(2, 1), Cluster(1, 2)),
-        "schedule": ("warp_specialized", "pingpong", "cooperative"),
-        "store": ("tma", "direct"),
+        "split_k": (1, 2),
+        "schedule": ("warp_specialized", "pingpong", "cooperative", "lean"),
+        "store": ("tma", "direct", "smem"),
         "scheduler": ("static", "stream_k"),
         "swap": (False, True),
         "bias": (False, True),

@@ -15,7 +15,7 @@ from typing import Literal
 from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32, DType
 from gemmsmith.errors import UnknownArchitectureError
 
-Schedule = Literal["multistage", "warp_specialized", "pingpong", "cooperative"]
+Schedule = Literal["multistage", "warp_specialized", "pingpong", "cooperative", "lean"]
 Store = Literal["smem", "tma", "direct", "strip"]
 
 
@@ -230,8 +230,8 @@ SM_90A = Architecture(
     sass={"fp16": "HGMMA.64x", "bf16": "HGMMA.64x", "int8": "IGMMA.64x"},
     accumulators={"fp16": _FLOATS, "bf16": (FP32,), "int8": (INT32,)},
     outputs=_AMPERE_OUTPUTS,
-    schedules=("warp_specialized", "pingpong", "cooperative"),
-    stores=("tma", "direct", "strip"),
+    schedules=("warp_specialized", "pingpong", "cooperative", "lean"),
+    stores=("tma", "direct", "strip", "smem"),
     async_copy=True,
     clusters=True,
     dependent_launch=True,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gemmsmith.fit import misfit
+from gemmsmith.footprint import lean_blocks
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 
@@ -66,6 +67,14 @@ PINGPONG_EPILOGUE = 0.8  # the same where only the last tile's is not hidden by 
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
 RAMP = 3.0  # µs of a block that is launched for one tile: pipeline fill and epilogue
 POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
+LEAN_RAMP = 4.0  # RAMP of a lean kernel
+LEAN_EPILOGUE = 1.5  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
+CLUSTER_SUM = 0.5  # µs in which the blocks of a cluster exchange sums
+OVERLAPPED = 0.6  # of what a wave that is not full costs where blocks share a multiprocessor
+DEPENDENT = 0.8  # µs of launch and fill that a dependent launch hides
+LONELY = 0.5  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
+LONELY_BELOW = 0.62  # ... on a GPU that is filled up to here
+CLUSTERED = {4: 0.88, 8: 0.85}  # share of the multiprocessors that clusters of this size can use
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
@@ -113,13 +122,18 @@ def tiles(spec: KernelSpec, problem: GemmProblem, group: int = 1) -> int:
 
 
 def waves(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
-    """Return tiles over the multiprocessors that clusters of this size can use."""
-    return tiles(spec, problem) / slots(spec, sm_count)
+    """Return blocks over the multiprocessors that clusters of this size can use."""
+    return tiles(spec, problem) * spec.split_k / slots(spec, sm_count)
 
 
 def slots(spec: KernelSpec, sm_count: int) -> int:
-    """Return how many tiles run at once, one block to a multiprocessor."""
-    return max(1, sm_count // spec.cluster.size) * spec.cluster.size
+    """Return how many blocks run at once, one to a multiprocessor.
+
+    Multiprocessors of one cluster are neighbours, so that some are left over.
+    """
+    size = spec.cluster.size * spec.split_k
+    usable = int(sm_count * CLUSTERED.get(size, 1.0))
+    return max(1, usable // size) * size
 
 
 def estimate(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:
@@ -134,22 +148,32 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     waves that are not full cost as much as full ones, unless stream_k splits their tiles.
     """
     tile, device, size = spec.tile, spec.device_tile, spec.a.bytes
-    count = tiles(spec, problem)
+    lean = spec.schedule == "lean"
+    count = tiles(spec, problem) * spec.split_k
     full = waves(spec, problem, sm_count)
-    rounds: float = full + (math.ceil(full) - full) * math.exp(-full / POWER_LIMITED)
+    unfilled = (math.ceil(full) - full) * math.exp(-full / POWER_LIMITED)
+    overlapped = lean and full > 1 and lean_blocks(spec) > 1
+    rounds: float = full + unfilled * (OVERLAPPED if overlapped else 1.0)
     split = spec.scheduler == "stream_k"
     if split:
         rounds = max(1.0, full)
-    alone = spec.schedule == "warp_specialized" or (spec.schedule == "pingpong" and rounds <= 1)
-    depth = problem.k * size
+    alone = (
+        spec.schedule == "warp_specialized"
+        or (spec.schedule == "pingpong" and rounds <= 1)
+        or (lean and device.m == 64)
+    )
+    lonely = spec.dependent_launch and full < LONELY_BELOW
+    ingest = INGEST_PER_SM * (LONELY if lonely else 1.0)
+    whole = problem.k * size
+    depth = whole / spec.split_k
     main_loops = {
         "tensor cores": tile.m * tile.n * depth / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
         # A once, B for each 64 rows of A
         "shared memory": depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,
-        "TMA": depth * (tile.m + tile.n) / INGEST_PER_SM,
+        "TMA": depth * (tile.m + tile.n) / ingest,
     }
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
-    unique = depth * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.columns
+    unique = whole * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.columns
     delivered = count * depth * (tile.m + tile.n)
     limits = {name: rounds * main_loop for name, main_loop in main_loops.items()}
     others = {
@@ -163,7 +187,10 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     exposed = {
         "pingpong": RAMP + PINGPONG_EPILOGUE * area,
         "cooperative": RAMP + EPILOGUE * area * rounds,
+        "lean": (LEAN_RAMP + LEAN_EPILOGUE * area / spec.split_k) * (1.0 if overlapped else rounds),
     }.get(spec.schedule, RAMP * rounds)
+    exposed -= DEPENDENT if spec.dependent_launch else 0.0
+    exposed += CLUSTER_SUM if spec.split_k > 1 else 0.0
     if problem.activation != "none":  # ping-pong hides all but the last tile's
         exposed += (
             FUNCTION

@@ -29,8 +29,10 @@ def default_schedule(arch: Architecture, tile: Tile, *, swap: bool) -> Schedule:
     return "cooperative" if rows % 128 == 0 else "pingpong"
 
 
-def default_store(arch: Architecture, *, gated: bool) -> Store:
-    """Return the architecture's usual store, or that of gated kernels where it has one."""
+def default_store(arch: Architecture, schedule: Schedule, *, gated: bool) -> Store:
+    """Return the schedule's usual store, or the architecture's for gated kernels if it has one."""
+    if schedule == "lean":
+        return "smem"
     return "strip" if gated and "strip" in arch.stores else arch.stores[0]
 
 

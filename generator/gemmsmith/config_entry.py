@@ -109,17 +109,19 @@ def judged(
     )
     title = " ".join(word for word in (arch.name, str(dtypes.a), types, layout, str(tile)) if word)
     d = dtypes.d or default_output(dtypes.a)
-    store = keys.store or default_store(arch, gated=keys.epilogue.gate != "none")
+    schedule = keys.schedule or default_schedule(arch, tile, swap=keys.swap)
+    store = keys.store or default_store(arch, schedule, gated=keys.epilogue.gate != "none")
     fields = {
         "arch": arch,
         "tile": tile,
-        "schedule": keys.schedule or default_schedule(arch, tile, swap=keys.swap),
+        "schedule": schedule,
         "a": dtypes.a,
         "b": dtypes.b or dtypes.a,
         "acc": dtypes.acc or accumulator_of(dtypes.a),
         "d": d,
         "layout": layout,
         "cluster": Cluster(*keys.cluster[:2]),
+        "split_k": keys.split_k,
         "store": store,
         "scheduler": keys.scheduler,
         "swap": keys.swap,

@@ -199,6 +199,8 @@ class ArchKeys(_Block):
         AfterValidator(_flat),
     ] = (1, 1)
     """Blocks of one cluster along the rows and columns of D (sm_90a)."""
+    split_k: int = 1
+    """Blocks of a cluster that share the K loop of a tile and sum it together (sm_90a, lean)."""
     swap: bool = False
     """Compute D^T = B^T A^T (sm_90a)."""
     dependent_launch: bool = False

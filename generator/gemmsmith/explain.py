@@ -11,6 +11,7 @@ from gemmsmith.fit import misfit
 from gemmsmith.footprint import (
     accumulator_registers,
     epilogue_bytes,
+    lean_warpgroups,
     shared_memory,
     stage_bytes,
     stages_that_fit,
@@ -33,7 +34,7 @@ MAX_SIZE = 2**31 - 1
 """The largest M, N and K: CUTLASS keeps them in 32 bits."""
 
 WARPGROUPS: dict[str, int] = {"warp_specialized": 2, "pingpong": 3, "cooperative": 3}
-"""128-thread groups of the 3.x schedules: one loads, the others compute."""
+"""128-thread groups of CUTLASS's 3.x schedules: one loads, the others compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class SpecReport:
     epilogue_bytes: int
     """Shared memory of the epilogue beside the main loop's, in bytes (an upper estimate)."""
     shared_memory: int
-    """Shared memory of a block, in bytes (exact for 2.x, an upper estimate for 3.x)."""
+    """Shared memory of a block, in bytes (exact for 2.x and lean, an upper estimate for 3.x)."""
     shared_memory_limit: int
     """What one block may use on this architecture, in bytes."""
 
@@ -74,8 +75,10 @@ class ProblemReport:
     """Why the kernel cannot take the problem; empty where it can."""
     tiles: int
     """Tiles of D, up to whole clusters."""
+    blocks: int
+    """Blocks that compute them: ``split_k`` to a tile."""
     waves: float
-    """Tiles over the multiprocessors that clusters of the kernel's size can use."""
+    """Blocks over the multiprocessors that clusters of the kernel's size can use."""
     wave_efficiency: float
     """Busy share of the multiprocessors, 0 to 1: 132 SMs with 133 tiles take two waves, 0.50."""
     tile_efficiency: float
@@ -135,13 +138,15 @@ def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> 
     moved = m * k * spec.a.bytes + k * n * spec.b.bytes + m * n * spec.d.bytes
     intensity = 2 * m * n * k / moved if moved else 0.0
     # static deals whole tiles to the SMs, stream_k deals steps along K
-    units = count * steps if spec.scheduler == "stream_k" else count
+    blocks = count * spec.split_k
+    units = count * steps if spec.scheduler == "stream_k" else blocks
     at_once = slots(spec, sm_count)
     offered = _up(units, at_once) * max(at_once, sm_count)  # SMs that no cluster fits on idle
     return ProblemReport(
         name=spec.name,
         misfit=misfit(spec, problem),
         tiles=count,
+        blocks=blocks,
         waves=waves(spec, problem, sm_count),
         wave_efficiency=units / offered if offered else 0.0,
         tile_efficiency=m * n * k / computed if computed else 0.0,
@@ -151,6 +156,8 @@ def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> 
 
 
 def _threads(spec: KernelSpec) -> int:
+    if spec.schedule == "lean":
+        return 128 * lean_warpgroups(spec) + 32  # one warp loads
     if spec.warp is None:
         return 128 * WARPGROUPS[spec.schedule]
     return 32 * (spec.tile.m // spec.warp.m) * (spec.tile.n // spec.warp.n)

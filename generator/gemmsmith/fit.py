@@ -100,13 +100,17 @@ def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
 
 
 def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:
-    if spec.arch.api == "3.x" and spec.schedule != "warp_specialized":
+    if spec.arch.api == "3.x" and spec.schedule not in ("warp_specialized", "lean"):
         return ""  # a persistent grid has one dimension
-    if problem.batch > MOST_BLOCKS_YZ:
-        return f"batch={problem.batch} is over the {MOST_BLOCKS_YZ} blocks of a grid's third axis"
-    name, extent, tile = (
-        ("M", problem.m, spec.tile.m) if spec.swap else ("N", problem.n, spec.tile.n)
+    most = MOST_BLOCKS_YZ // spec.split_k
+    if problem.batch > most:
+        return f"batch={problem.batch} is over the {most} that a grid's third axis holds"
+    name, extent, tile, cluster = (
+        ("M", problem.m, spec.tile.m, spec.cluster.m)
+        if spec.swap
+        else ("N", problem.n, spec.tile.n, spec.cluster.n)
     )
-    if extent > MOST_BLOCKS_YZ * tile:
-        return f"{name}={extent} is over {MOST_BLOCKS_YZ} tiles of {tile}, a grid's second axis"
+    most = MOST_BLOCKS_YZ // cluster * cluster  # grids are of whole clusters
+    if extent > most * tile:
+        return f"{name}={extent} is over {most} tiles of {tile}, a grid's second axis"
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gemmsmith import rules_2x, rules_3x
+from gemmsmith import rules_2x, rules_3x, rules_lean
 from gemmsmith.arch import SM_90A
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.footprint import (
@@ -36,7 +36,10 @@ def objections(spec: KernelSpec) -> Iterator[Objection]:
     yield from basic
     if basic:
         return  # the rules below divide by these numbers
-    yield from (rules_2x if spec.arch.api == "2.x" else rules_3x).objections(spec)
+    if spec.schedule == "lean":
+        yield from rules_lean.objections(spec)
+    else:
+        yield from (rules_2x if spec.arch.api == "2.x" else rules_3x).objections(spec)
     yield from _alignments(spec)
     yield from _stages(spec)
     yield from _shared_memory(spec)
@@ -63,6 +66,20 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"a kernel that starts before the one ahead has ended waits for it with"
             f" griddepcontrol, which needs sm_90a; {arch.name} has none",
             fix="set dependent_launch: false",
+        )
+    if spec.split_k != 1 and spec.schedule != "lean":
+        yield Objection(
+            key="split_k",
+            reason=f"split_k {spec.split_k}: blocks of a cluster share a K loop with schedule lean"
+            " alone",
+            fix="set split_k: 1" + (", or scheduler: stream_k" if arch.clusters else ""),
+        )
+    if (spec.schedule == "lean") != (spec.store == "smem") and arch.api == "3.x":
+        yield Objection(
+            key="store",
+            reason=f"store {spec.store}, schedule {spec.schedule}: smem is the store of lean"
+            " kernels",
+            fix="set store: smem" if spec.schedule == "lean" else "set store: tma",
         )
     if arch.api == "2.x":
         if spec.cluster.size != 1:

@@ -24,6 +24,8 @@ _SECONDS: dict[Store, tuple[float, float]] = {
 
 Measured with nvcc 13.0; the first is paid once for each translation unit.
 """
+_LEAN_SECONDS = (6.0, 0.7)
+"""The same of lean kernels, which include little of CUTLASS."""
 _ROW_SECONDS = (1.0, 0.8)
 """The same of row kernels, which include no CUTLASS."""
 _RARE_WIDTHS_SECONDS = 9.0
@@ -119,4 +121,6 @@ def _seconds(kernels: Sequence[AnySpec], last_card: Callable[[str], Card | None]
 
 
 def _costs(kernel: AnySpec) -> tuple[float, float]:
-    return _ROW_SECONDS if isinstance(kernel, RowSpec) else _SECONDS[kernel.store]
+    if isinstance(kernel, RowSpec):
+        return _ROW_SECONDS
+    return _LEAN_SECONDS if kernel.schedule == "lean" else _SECONDS[kernel.store]

@@ -17,9 +17,10 @@ from gemmsmith.errors import RenderError
 from gemmsmith.resources import templates_dir
 from gemmsmith.rowspec import AnySpec, RowSpec
 from gemmsmith.spec import KernelSpec
-from gemmsmith.wgmma import has_rare_width
+from gemmsmith.wgmma import has_rare_width, wgmma
 
 _TEMPLATES = {"2.x": "gemm_mma_sync.cu.j2", "3.x": "gemm_sm90.cu.j2"}
+_LEAN = "gemm_lean.cu.j2"
 _ROWS = "rows.cu.j2"
 
 _ELEMENTS = {
@@ -45,6 +46,7 @@ _SCHEDULES = {
     "warp_specialized": "cutlass::gemm::KernelTmaWarpSpecialized",
     "pingpong": "cutlass::gemm::KernelTmaWarpSpecializedPingpong",
     "cooperative": "cutlass::gemm::KernelTmaWarpSpecializedCooperative",
+    "lean": "",
 }
 _SCHEDULERS = {"static": "void", "stream_k": "cutlass::gemm::StreamKScheduler"}
 _STORES = {"smem": "", "tma": "TmaStore", "direct": "DirectStore", "strip": "GateStore"}
@@ -76,7 +78,9 @@ class RenderedSource:
 
 def template_name(spec: AnySpec) -> str:
     """Return the file name of the template that renders ``spec``."""
-    return _ROWS if isinstance(spec, RowSpec) else _TEMPLATES[spec.arch.api]
+    if isinstance(spec, RowSpec):
+        return _ROWS
+    return _LEAN if spec.schedule == "lean" else _TEMPLATES[spec.arch.api]
 
 
 def include_dirs() -> tuple[Path, ...]:
@@ -145,6 +149,7 @@ def template_values(spec: AnySpec) -> dict[str, Any]:
         "schedule": _SCHEDULES[spec.schedule],
         "scheduler": _SCHEDULERS[spec.scheduler],
         "store": _STORES[spec.store],
+        "split_k": spec.split_k,
         "swap": _BOOLEANS[spec.swap],
         "dependent_launch": _BOOLEANS[spec.dependent_launch],
         "bias": _BOOLEANS[spec.bias],
@@ -153,6 +158,7 @@ def template_values(spec: AnySpec) -> dict[str, Any]:
         "gate": _ACTIVATIONS[spec.gate],
         "scaled": _BOOLEANS[spec.scaled],
         "zero_point": _BOOLEANS[spec.zero_point],
+        "wgmma": wgmma(spec) if spec.schedule == "lean" else None,
     }
 
 

@@ -22,6 +22,7 @@ SCHEDULE_WORDS: dict[Schedule, str] = {
     "warp_specialized": "ws",
     "pingpong": "pp",
     "cooperative": "coop",
+    "lean": "lean",
 }
 """Schedule to its short form inside kernel names."""
 
@@ -80,7 +81,8 @@ class KernelSpec:
     tile: Tile
     """Tile of a block: ``cooperative`` warpgroups share one, ``pingpong`` ones have one each."""
     schedule: Schedule
-    """Main loop: ``multistage`` (2.x); ``warp_specialized``, ``pingpong`` or ``cooperative``."""
+    """Main loop: ``multistage`` (2.x); ``warp_specialized``, ``pingpong`` or ``cooperative`` (3.x);
+    ``lean``: one that is quick to start and to compile (sm_90a)."""
     a: DType = BF16
     """Element type of A."""
     b: DType = BF16
@@ -97,9 +99,11 @@ class KernelSpec:
     """Buffers of the main loop in shared memory; None: as many as fit (3.x only)."""
     cluster: Cluster = field(default_factory=Cluster)
     """Blocks that share operands by multicast (3.x only)."""
+    split_k: int = 1
+    """Blocks of a cluster that share the K loop of a tile and sum it together (``lean`` only)."""
     store: Store = "tma"
-    """Epilogue: ``smem`` (2.x), ``tma`` (staged, bulk store), ``direct`` (registers to memory),
-    ``strip`` (gated: each warp through a strip of shared memory of its own)."""
+    """Epilogue: ``smem`` (2.x and lean), ``tma`` (staged, bulk store), ``direct`` (registers to
+    memory), ``strip`` (gated: each warp through a strip of shared memory of its own)."""
     scheduler: Scheduler = "static"
     """``static``: each tile by one block; ``stream_k``: blocks may share the K loop of a tile."""
     swap: bool = False
@@ -147,6 +151,7 @@ class KernelSpec:
             words.append(f"c{self.cluster.m}x{self.cluster.n}")
         words += [SCHEDULE_WORDS[self.schedule]] if SCHEDULE_WORDS[self.schedule] else []
         words += ["streamk"] if self.scheduler == "stream_k" else []
+        words += [f"splitk{self.split_k}"] if self.split_k > 1 else []
         words += ["swap"] if self.swap else []
         words += ["direct"] if self.store == "direct" else []
         words += ["pdl"] if self.dependent_launch else []

@@ -16,7 +16,7 @@ from gemmsmith.dtypes import DType, accumulator_of
 from gemmsmith.spec import SCHEDULE_WORDS, KernelSpec, widest_alignment
 from gemmsmith.spec_dict import spec_to_dict
 
-_OWN = ("tile", "warp", "cluster", "stages", "alignment")  # what differs within a family
+_OWN = ("tile", "warp", "cluster", "split_k", "stages", "alignment")  # what differs within a family
 _TYPES = ("a", "b", "acc", "d")
 _USUAL = {
     "cluster": [1, 1],
@@ -89,6 +89,7 @@ def _own(spec: KernelSpec) -> dict[str, Any]:
         "warp": None,
         "stages": None,
         "cluster": [1, 1],
+        "split_k": 1,
         "alignment": list(widest_alignment(spec.a, spec.b, spec.d, spec.store)),
     }
     own = {key: plain[key] for key in _OWN if key not in usual or plain[key] != usual[key]}

@@ -104,6 +104,7 @@ def _facts(spec: KernelSpec) -> dict[str, Any]:
         "warp": list(spec.warp) if spec.warp else None,
         "stages": spec.stages,
         "cluster": list(spec.cluster),
+        "split_k": spec.split_k,
         "schedule": spec.schedule,
         "scheduler": spec.scheduler,
         "store": spec.store,
@@ -209,8 +210,9 @@ def _explanation(entry: Entry, report: SpecReport | None, met: ProblemReport | N
     if met is not None and met.misfit:
         lines.append(f"cannot take the problem: {met.misfit}")
     elif met is not None:
+        blocks = f" by {met.blocks:,} blocks" if met.blocks != met.tiles else ""
         lines.append(
-            f"{met.tiles:,} tiles, {met.waves:.2f} waves ({met.wave_efficiency:.0%} of the"
+            f"{met.tiles:,} tiles{blocks}, {met.waves:.2f} waves ({met.wave_efficiency:.0%} of the"
             f" multiprocessors busy), {met.tile_efficiency:.0%} of the tiles used,"
             f" {met.intensity:.0f} FLOP/B: bound by {met.bound}"
         )
