@@ -314,6 +314,18 @@ def test_timings_of_kernels_that_are_no_longer_candidates_are_kept(tmp_path: Pat
     assert [each.name for each in outcome.entries[0].timings] == [C.name, B.name, A.name]
 
 
+def test_an_edited_kernel_replaces_what_it_was(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    tuned([JOB], FakeBenches(by_name({A: 10.0})), kept, A)
+    (entry,) = read_table(kept.path).entries
+    stale = entry.timings[0].model_copy(update={"kernel": f"{A.name}@00000000"})
+    kept.add(entry.model_copy(update={"timings": (stale,), "winner": stale.kernel}))
+    outcome, _ = tuned([JOB], FakeBenches(by_name({A: 18.0})), kept, A)
+    (found,) = outcome.entries
+    assert [each.kernel for each in found.timings] == [identified(A)]
+    assert found.winner == identified(A)
+
+
 def test_a_budget_ends_the_run_and_is_shared_out(tmp_path: Path) -> None:
     jobs = jobs_of([WEIGHT])
     benches = FakeBenches(by_name({A: 18.0, B: 18.0}), overhead=0.5, noise=0.05)

@@ -65,11 +65,9 @@ def contest(
         for candidate, ratio in {**first.ratios, **second.ratios}.items()
         if identified(candidate.spec) not in wrong
     }
-    timings = {
-        each.kernel: each
-        for each in (earlier.timings if earlier else ())
-        if each.kernel not in {identified(choice.spec) for choice in choices}
-    }
+    names = {choice.spec.name for choice in choices}  # an edited kernel replaces what it was
+    kept = [each for each in (earlier.timings if earlier else ()) if each.name not in names]
+    timings = {each.kernel: each for each in kept}
     for candidate in sorted(ratios, key=lambda each: ratios[each].median):  # the best stays
         timings[identified(candidate.spec)] = _timing(candidate, ratios[candidate], first.torch)
     ordered = tuple(sorted(timings.values(), key=lambda each: -each.ratio))
