@@ -44,7 +44,7 @@ def planned(problem: GemmProblem, device: DeviceFacts = H200) -> KernelSpec:
 @pytest.mark.parametrize(
     "more", [{}, {"residual": True}, {"activation": "silu"}, {"gate": "silu"}, {"layout": "rrr"}]
 )
-def test_one_kernel_for_every_m_that_never_splits_k(more: dict[str, Any]) -> None:
+def test_one_kernel_for_every_m_that_is_not_stream_k(more: dict[str, Any]) -> None:
     for n, k in [(6144, 4096), (3584, 18944), (512, 256), (64, 64)]:
         found = {planned(packed_problem(m, n, k, BF16, **more)) for m in M}
         (spec,) = found
@@ -74,7 +74,7 @@ def test_what_does_not_suit_the_one_kernel_is_refused() -> None:
         selection(HANDLE).plan(whole, H200)
 
 
-def test_stream_k_and_schedules_of_unknown_order_are_left_out() -> None:
+def test_stream_k_whose_split_depends_on_m_is_left_out() -> None:
     specs = default_kernels("sm_90a").specs
     split = [spec for spec in specs if spec.scheduler == "stream_k"]
     assert split

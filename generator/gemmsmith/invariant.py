@@ -1,9 +1,9 @@
 """The batch-invariant mode: one kernel for every number of rows.
 
-A row's bits then depend neither on how many rows are with it nor on what they hold: one tile, K
-summed in one order and never split. The kernel is the one that is behind the best at each number of
-rows by the least, by estimate. What does not suit it is refused, because another kernel might round
-differently.
+A row's bits then depend neither on how many rows are with it nor on what they hold: one tile, and K
+summed in one order (lean kernels cut it in as many parts for every M). The kernel is the one that is
+behind the best at each number of rows by the least, by estimate. What does not suit it is refused,
+because another kernel might round differently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
-from gemmsmith.arch import ARCHITECTURES, Schedule, architecture_of
+from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.buckets import BUCKETS
 from gemmsmith.choose import estimate, tune
 from gemmsmith.errors import ArgumentError, NoKernelError, UnknownArchitectureError
@@ -26,8 +26,6 @@ from gemmsmith.spec import KernelSpec
 HANDLE = "batch-invariant"
 """What a call names to get the mode; the same in every process."""
 WORD = "batch"
-
-_SCHEDULES: tuple[Schedule, ...] = ("multistage", "warp_specialized", "pingpong", "cooperative")
 
 
 def handle_of(deterministic: str, kernels: str = "") -> str:
@@ -48,7 +46,7 @@ def handle_of(deterministic: str, kernels: str = "") -> str:
 
 def sums_alike(spec: KernelSpec) -> bool:
     """Whether a kernel sums a row in one order, however many rows there are."""
-    return spec.scheduler == "static" and spec.schedule in _SCHEDULES
+    return spec.scheduler == "static"
 
 
 def without_rows(problem: GemmProblem) -> GemmProblem:
@@ -93,7 +91,7 @@ class _BatchInvariant:
         reasons: Sequence[str] = [misfit(spec, problem)] if spec else []
         if spec is None:
             alike = [each for each in kernels.specs if sums_alike(each)]
-            reasons = misfits(alike, problem) or ["none that never splits K fits"]
+            reasons = misfits(alike, problem) or ["none that sums rows alike fits"]
         if spec is None or reasons[0]:
             name = f"{spec.name}, the one for every number of rows" if spec else kernels.source
             raise NoKernelError(f"deterministic='batch': {name}: {'; '.join(reasons)}")
