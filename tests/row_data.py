@@ -30,6 +30,8 @@ class RowCase:
     """Elements between the end of a row of the input and the next one."""
     out_gap: int = 0
     """The same for the output."""
+    column_scale: bool = False
+    """Whether what is quantised is multiplied by a value for each column."""
     skew: int = 0
     """Elements by which the input begins past a 16-byte boundary."""
 
@@ -37,6 +39,7 @@ class RowCase:
         words = [f"{self.rows}x{self.columns}", self.kind]
         words += ["interleaved"] if self.interleaved else []
         words += ["residual"] if self.residual else []
+        words += ["scaled"] if self.column_scale else []
         words += [f"gap{self.gap}"] if self.gap else []
         words += [f"outgap{self.out_gap}"] if self.out_gap else []
         words += [f"skew{self.skew}"] if self.skew else []
@@ -82,7 +85,8 @@ def run_case(
     columns = case.columns
     gate, norm = "gate" in operation, "norm" in operation
     x = inputs(case, 2 * columns if gate else columns, dtype, device)
-    weight = torch.randn(columns, device=device).to(dtype) if norm else None
+    weighed = norm or case.column_scale
+    weight = torch.randn(columns, device=device).to(dtype) if weighed else None
     residual = None
     if norm and case.residual:
         residual = inputs(case, columns, dtype, device)
@@ -111,11 +115,15 @@ def run_case(
     sums = None
     if gate:
         values = gated(on_cpu, case.kind, case.interleaved)
-    elif weight is not None:
+    elif norm:
+        assert weight is not None
         added = None if residual is None else residual.cpu()
         values, sums = normalized(on_cpu, weight.cpu(), EPS, added)
     else:
         values = on_cpu.float()
+    if case.column_scale:
+        assert weight is not None
+        values = values * weight.cpu().float()
     right, right_scale = quantized(values) if into else (values.to(dtype), None)
     assert untouched(total.out) or residual is not None
     return RowResult(
@@ -185,9 +193,14 @@ def cases(operation: RowOperation) -> tuple[RowCase, ...]:
     if "norm" in operation:
         with_residual = tuple(replace(case, residual=True) for case in SHAPES)
         return (*SHAPES, *with_residual)
+    scaled = tuple(replace(case, column_scale=True) for case in SHAPES)
+    if operation == "quantize":
+        return (*SHAPES, *scaled)
     if "gate" in operation:
         kinds: tuple[GateKind, ...] = ("gelu", "gelu_tanh")
         small = tuple(replace(SHAPES[2], kind=kind) for kind in kinds)
         blocks = tuple(replace(case, interleaved=True) for case in SHAPES if case.columns % 8 == 0)
+        if operation == "gate_quantize":
+            blocks += scaled + tuple(replace(case, column_scale=True) for case in blocks[::3])
         return (*SHAPES, *small, *blocks)
     return SHAPES

@@ -88,7 +88,8 @@ def row_call(
 ) -> RowCall:
     """Return the call on matrices whose rows are contiguous; ``total`` is packed.
 
-    ``columns`` counts those of the result before padding, for a gate half of those of ``x``.
+    ``columns`` counts those of the result before padding, for a gate half of those of ``x``;
+    ``weight`` is a norm's, or the column scale of what is quantised.
     """
     return RowCall(
         x.shape[0],

@@ -3,6 +3,12 @@
 An int8 matrix has its rows padded with zeros to a multiple of 16, and one f32 scale a row: a value
 is about ``q * scale``. A zero row has scale 0. A row that holds NaN or infinity has such a scale
 and zeros, so that a product with it is NaN in that row and in no other.
+
+What is quantised may be multiplied by a value for each column, ``column_scale``, first, and the
+weight that reads it divided by the same (:func:`quantize_weight`), so that a column of large values
+does not cost the others their precision (:mod:`gemmsmith.smoothing` chooses them). They are of the
+input's dtype; the product is taken in f32. A norm needs none: ``weight * column_scale`` as its
+weight does that, exactly where the column scale consists of powers of two.
 """
 
 from __future__ import annotations
@@ -50,38 +56,53 @@ __all__ = [
 _AT_ONCE = 1 << 24  # weights that are quantised together: f64 copies of them are made
 
 
-def quantize_rows(x: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+def quantize_rows(
+    x: Tensor,
+    out: tuple[Tensor, Tensor] | None = None,
+    *,
+    column_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return ``x`` (…, K) as int8 (…, K rounded up to 16) and a scale for each row, f32 (…).
 
     Symmetric: scale = largest magnitude of the row / 127, rounded half to even. ``out`` is where to
-    write both.
+    write both. With ``column_scale`` (K,), of ``x``'s dtype, it is their product in f32 that is
+    quantised.
 
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x)
+    check_tensors(x=x, column_scale=column_scale)
+    ops = torch.ops.gemmsmith
     if out is None:
-        return cast("tuple[Tensor, Tensor]", torch.ops.gemmsmith.quantize_rows.default(x))
+        return cast("tuple[Tensor, Tensor]", ops.quantize_rows.default(x, column_scale))
     check_tensors(q=out[0], scale=out[1])
-    torch.ops.gemmsmith.quantize_rows_out.default(x, q=out[0], scale=out[1])
+    ops.quantize_rows_out.default(x, column_scale, q=out[0], scale=out[1])
     return out
 
 
-def quantize_weight(w: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_weight(w: Tensor, column_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return ``w`` (N, K) as int8 (N, K rounded up to 16) and a scale for each output channel (N,).
 
-    By torch, once: the numbers are those of :func:`quantize_rows`.
+    By torch, once: the numbers are those of :func:`quantize_rows`. With ``column_scale`` (K,) it is
+    ``w`` divided by it, in f32: for inputs that are multiplied by it.
 
     Raises:
-        ArgumentError: where ``w`` is no matrix of floating-point numbers.
+        ArgumentError: where ``w`` is no matrix of floating-point numbers, or ``column_scale`` does
+            not fit it.
     """
-    check_tensors(w=w)
+    check_tensors(w=w, column_scale=column_scale)
     if w.dim() != 2 or w.dtype not in DTYPES:
         raise ArgumentError(f"w is {w.dtype} {tuple(w.shape)}; a floating-point (N, K) is needed")
+    if column_scale is not None and tuple(column_scale.shape) != (w.shape[1],):
+        raise ArgumentError(
+            f"column_scale is {tuple(column_scale.shape)}; ({w.shape[1]},) is needed"
+        )
     with torch.no_grad():
         step = max(1, _AT_ONCE // max(1, w.shape[1]))
         parts = [w[first : first + step] for first in range(0, w.shape[0], step)] or [w]
-        pairs = [quantized(part.float()) for part in parts]
+        divisor = None if column_scale is None else column_scale.float()
+        floats = (part.float() for part in parts)
+        pairs = [quantized(part if divisor is None else part / divisor) for part in floats]
         return torch.cat([q for q, _ in pairs]), torch.cat([scale for _, scale in pairs])
 
 
@@ -137,15 +158,21 @@ def gate(x: Tensor, kind: GateKind = "silu", interleaved: bool = False) -> Tenso
 
 
 def gate_quantize(
-    x: Tensor, kind: GateKind = "silu", interleaved: bool = False
+    x: Tensor,
+    kind: GateKind = "silu",
+    interleaved: bool = False,
+    *,
+    column_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return :func:`gate` of ``x`` (…, 2N) quantised from f32: int8 (…, padded N) and scales (…).
+
+    With ``column_scale`` (N,), of ``x``'s dtype, it is their product in f32 that is quantised.
 
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x)
-    result = torch.ops.gemmsmith.gate_quantize.default(x, kind, interleaved)
+    check_tensors(x=x, column_scale=column_scale)
+    result = torch.ops.gemmsmith.gate_quantize.default(x, kind, interleaved, column_scale)
     return cast("tuple[Tensor, Tensor]", result)
 
 
@@ -180,6 +207,7 @@ def _run(
     total: Tensor | None = None,
     kind: GateKind = "silu",
     interleaved: bool = False,
+    column_scale: Tensor | None = None,
 ) -> None:
     """Compute ``out`` and what else there is to write, by a kernel or in torch."""
     columns = x.shape[-1] // 2 if "gate" in operation else x.shape[-1]
@@ -190,13 +218,13 @@ def _run(
     rows, target = rows_of(x), _written("q" if scale is not None else "out", out)
     added = None if residual is None else rows_of(residual)
     if x.is_cuda:
-        vector = None if weight is None else weight.contiguous()
+        vector = column_scale if weight is None else weight
         call = row_call(
             rows,
             target,
             scale,
             columns=columns,
-            weight=vector,
+            weight=None if vector is None else vector.contiguous(),
             eps=eps,
             residual=added,
             total=total,
@@ -213,6 +241,8 @@ def _run(
         values = gated(rows, kind, interleaved)
     else:
         values = rows.float()
+    if column_scale is not None:
+        values = values * column_scale.float()
     if scale is None:
         target.copy_(values)
     else:
@@ -222,17 +252,19 @@ def _run(
     record("torch" if x.is_cuda else "cpu")
 
 
-def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    q, scale = new_quantize_rows(x)
-    _run("quantize", x, q, scale)
+def _quantize_rows(x: Tensor, column_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    q, scale = new_quantize_rows(x, column_scale)
+    _run("quantize", x, q, scale, column_scale=column_scale)
     return q, scale
 
 
-def _quantize_rows_out(x: Tensor, *, q: Tensor, scale: Tensor) -> None:
-    check_quantize_rows_out(x, q=q, scale=scale)
+def _quantize_rows_out(
+    x: Tensor, column_scale: Tensor | None = None, *, q: Tensor, scale: Tensor
+) -> None:
+    check_quantize_rows_out(x, column_scale, q=q, scale=scale)
     if not scale.is_contiguous():
         raise ArgumentError(f"scale has strides {tuple(scale.stride())}; pass a contiguous tensor")
-    _run("quantize", x, q, scale)
+    _run("quantize", x, q, scale, column_scale=column_scale)
     if x.is_cuda:
         for written in (q, scale):
             torch.autograd.graph.increment_version(written)
@@ -271,18 +303,27 @@ def _gate(x: Tensor, kind: GateKind, interleaved: bool) -> Tensor:
     return out
 
 
-def _gate_quantize(x: Tensor, kind: GateKind, interleaved: bool) -> tuple[Tensor, Tensor]:
-    q, scale = new_gate_quantize(x, kind, interleaved)
-    _run("gate_quantize", x, q, scale, kind=kind, interleaved=interleaved)
+def _gate_quantize(
+    x: Tensor, kind: GateKind, interleaved: bool, column_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    q, scale = new_gate_quantize(x, kind, interleaved, column_scale)
+    operation: RowOperation = "gate_quantize"
+    columns = column_scale
+    _run(operation, x, q, scale, kind=kind, interleaved=interleaved, column_scale=columns)
     return q, scale
 
 
 _NORM = "Tensor x, Tensor weight, float eps"
 _GATE = "Tensor x, str kind, bool interleaved"
+_COLUMNS = "Tensor? column_scale=None"
 _OPS: dict[str, tuple[str, Any, Any]] = {
-    "quantize_rows": ("(Tensor x) -> (Tensor, Tensor)", _quantize_rows, new_quantize_rows),
+    "quantize_rows": (
+        f"(Tensor x, {_COLUMNS}) -> (Tensor, Tensor)",
+        _quantize_rows,
+        new_quantize_rows,
+    ),
     "quantize_rows_out": (
-        "(Tensor x, *, Tensor(a!) q, Tensor(b!) scale) -> ()",
+        f"(Tensor x, {_COLUMNS}, *, Tensor(a!) q, Tensor(b!) scale) -> ()",
         _quantize_rows_out,
         check_quantize_rows_out,
     ),
@@ -303,7 +344,11 @@ _OPS: dict[str, tuple[str, Any, Any]] = {
         new_add_rms_norm_quantize,
     ),
     "gate": (f"({_GATE}) -> Tensor", _gate, new_gate),
-    "gate_quantize": (f"({_GATE}) -> (Tensor, Tensor)", _gate_quantize, new_gate_quantize),
+    "gate_quantize": (
+        f"({_GATE}, {_COLUMNS}) -> (Tensor, Tensor)",
+        _gate_quantize,
+        new_gate_quantize,
+    ),
 }
 
 

@@ -18,9 +18,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_tensors(**named: Tensor | None) -> None:
-    """Raise ArgumentTypeError where an argument is no dense tensor; a residual may be None."""
+    """Raise ArgumentTypeError where an argument is no dense tensor; optional ones may be None."""
     for name, tensor in named.items():
-        if tensor is None and name == "residual":
+        if tensor is None and name in ("residual", "column_scale"):
             continue
         if not isinstance(tensor, Tensor):
             raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
@@ -36,19 +36,25 @@ def _check_input(x: Tensor) -> None:
         raise ArgumentError("x has no dimension, a row has one: unsqueeze it")
 
 
+def _check_columns(x: Tensor, columns: int, name: str, tensor: Tensor) -> None:
+    if tensor.dtype != x.dtype or tensor.device != x.device:
+        raise ArgumentTypeError(
+            f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}"
+        )
+    if tuple(tensor.shape) != (columns,):
+        raise ArgumentError(f"{name} is {tuple(tensor.shape)}; ({columns},) is needed")
+
+
 def _check_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
     _check_input(x)
-    for name, tensor in (("weight", weight), ("residual", residual)):
-        if tensor is None:
-            continue
-        if tensor.dtype != x.dtype or tensor.device != x.device:
+    _check_columns(x, x.shape[-1], "weight", weight)
+    if residual is not None:
+        if residual.dtype != x.dtype or residual.device != x.device:
             raise ArgumentTypeError(
-                f"{name} is {tensor.dtype} on {tensor.device}, x is {x.dtype} on {x.device}"
+                f"residual is {residual.dtype} on {residual.device}, x is {x.dtype} on {x.device}"
             )
-    if tuple(weight.shape) != (x.shape[-1],):
-        raise ArgumentError(f"weight is {tuple(weight.shape)}; ({x.shape[-1]},) is needed")
-    if residual is not None and residual.shape != x.shape:
-        raise ArgumentError(f"residual is {tuple(residual.shape)}, x is {tuple(x.shape)}")
+        if residual.shape != x.shape:
+            raise ArgumentError(f"residual is {tuple(residual.shape)}, x is {tuple(x.shape)}")
     if not eps > 0:
         raise ArgumentError(f"eps is {eps}: it must be above 0, or a zero row becomes NaN")
 
@@ -80,20 +86,28 @@ def _check_quantized(x: Tensor, q: Tensor, scale: Tensor) -> None:
             raise ArgumentError(f"{name} is {tuple(tensor.shape)}; {tuple(wanted)} is needed")
 
 
-def _new_quantized(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+def _new_quantized(
+    x: Tensor, columns: int, column_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    if column_scale is not None:
+        _check_columns(x, columns, "column_scale", column_scale)
     q = x.new_empty((*x.shape[:-1], padded(columns)), dtype=torch.int8)
     return q, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def new_quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def new_quantize_rows(x: Tensor, column_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return q and scale."""
     _check_input(x)
-    return _new_quantized(x, x.shape[-1])
+    return _new_quantized(x, x.shape[-1], column_scale)
 
 
-def check_quantize_rows_out(x: Tensor, *, q: Tensor, scale: Tensor) -> None:
+def check_quantize_rows_out(
+    x: Tensor, column_scale: Tensor | None = None, *, q: Tensor, scale: Tensor
+) -> None:
     """Raise ArgumentError where ``q`` and ``scale`` cannot take the result."""
     _check_quantized(x, q, scale)
+    if column_scale is not None:
+        _check_columns(x, x.shape[-1], "column_scale", column_scale)
 
 
 def new_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -130,7 +144,9 @@ def new_gate(x: Tensor, kind: str, interleaved: bool) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-def new_gate_quantize(x: Tensor, kind: str, interleaved: bool) -> tuple[Tensor, Tensor]:
+def new_gate_quantize(
+    x: Tensor, kind: str, interleaved: bool, column_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return q and scale."""
     _check_gate(x, kind, interleaved)
-    return _new_quantized(x, x.shape[-1] // 2)
+    return _new_quantized(x, x.shape[-1] // 2, column_scale)

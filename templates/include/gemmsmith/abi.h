@@ -76,7 +76,7 @@ typedef struct gemmsmith_rows {
   int64_t padded;        /* columns written; int8 results have zeros past `columns` */
   const void *x;         /* (rows, columns); for gates (rows, 2 * columns) */
   const void *residual;  /* added to x before a norm; null for none */
-  const void *weight;    /* (columns), of a norm */
+  const void *weight;    /* (columns): of a norm; else multiplies what is quantised, null for none */
   void *sum;             /* where x + residual goes */
   void *out;             /* int8 where the kernel quantises, else of x's type */
   float *scale;          /* (rows), where the kernel quantises */

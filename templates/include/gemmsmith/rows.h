@@ -282,6 +282,9 @@ struct Row {
     return inputs;
   }
 
+  /* Whether each column is multiplied by a weight: in a norm, and where what is quantised has one. */
+  __device__ bool weighs() const { return Kernel::kNorm || (Kernel::kQuantize && call.weight != nullptr); }
+
   __device__ Raw<T> read_weight(int chunk) const {
     int64_t const column = static_cast<int64_t>(chunk) * kChunk;
     return load<kVector, kConstant>(static_cast<T const *>(call.weight) + column, call.columns - column);
@@ -322,7 +325,8 @@ struct Row {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, call.eps)));
   }
 
-  __device__ static void normalize(float (&values)[kChunk], float factor, Raw<T> const &weight) {
+  /* (value * factor) * weight; factor is 1 without a norm. */
+  __device__ static void weigh(float (&values)[kChunk], float factor, Raw<T> const &weight) {
     float weights[kChunk];
     to_floats(weight, weights);
 #pragma unroll
@@ -416,7 +420,7 @@ __global__ void __launch_bounds__(kBlock<Kernel, kHeld>) row_kernel(gemmsmith_ro
   if constexpr (kHeld > 0) {
     /* Read before the barrier, so that they do not add to the wait, where they fit. */
     constexpr bool kEarlyWeights =
-        Kernel::kNorm && kHeld < kMostHeld<Kernel> && sizeof(typename Kernel::Element) == 2;
+        (Kernel::kNorm || Kernel::kQuantize) && kHeld < kMostHeld<Kernel> && sizeof(typename Kernel::Element) == 2;
     typename Mine::Inputs inputs[kHeld];
     Raw<typename Kernel::Element> weights[kHeld];
     float values[kHeld][kChunk];
@@ -425,9 +429,11 @@ __global__ void __launch_bounds__(kBlock<Kernel, kHeld>) row_kernel(gemmsmith_ro
       inputs[at] = row.read(first + at * step);
     }
     if constexpr (kEarlyWeights) {
+      if (row.weighs()) {
 #pragma unroll
-      for (int at = 0; at < kHeld; ++at) {
-        weights[at] = row.read_weight(first + at * step);
+        for (int at = 0; at < kHeld; ++at) {
+          weights[at] = row.read_weight(first + at * step);
+        }
       }
     }
 #pragma unroll
@@ -439,9 +445,11 @@ __global__ void __launch_bounds__(kBlock<Kernel, kHeld>) row_kernel(gemmsmith_ro
     }
     if constexpr (Kernel::kNorm) {
       factor = row.factor_of(reduce(squares, sums, add));
+    }
+    if (row.weighs()) {
 #pragma unroll
       for (int at = 0; at < kHeld; ++at) {
-        Mine::normalize(values[at], factor, kEarlyWeights ? weights[at] : row.read_weight(first + at * step));
+        Mine::weigh(values[at], factor, kEarlyWeights ? weights[at] : row.read_weight(first + at * step));
       }
     }
     if constexpr (Kernel::kQuantize) {
@@ -466,8 +474,8 @@ __global__ void __launch_bounds__(kBlock<Kernel, kHeld>) row_kernel(gemmsmith_ro
     }
     auto const evaluate = [&](int chunk) {
       row.evaluate(row.read(chunk), values, chunk, false);
-      if constexpr (Kernel::kNorm) {
-        Mine::normalize(values, factor, row.read_weight(chunk));
+      if (row.weighs()) {
+        Mine::weigh(values, factor, row.read_weight(chunk));
       }
     };
     if constexpr (Kernel::kQuantize) {
