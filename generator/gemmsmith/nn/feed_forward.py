@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from gemmsmith.problem import GemmProblem
 from gemmsmith.row_ops import gate as gate_op
 from gemmsmith.row_ops import gate_quantize
 from gemmsmith.rowspec import GATE_KINDS, GateKind
+from gemmsmith.smoothing import MOST_ROWS, smooth, spread
 from gemmsmith.weights import Order
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ class FeedForward(torch.nn.Module):
         ArgumentError: where the layers do not fit each other.
     """
 
-    layer_class: ClassVar[type[PreparedLinear]] = PreparedLinear
-
     gate_up: PreparedLinear
     down: PreparedLinear
     kind: GateKind
@@ -69,12 +68,7 @@ class FeedForward(torch.nn.Module):
         kind: GateKind = "silu",
     ) -> None:
         super().__init__()
-        check_is_linear(gate=gate, up=up, down=down)
-        if (gate.bias is None) != (up.bias is None):
-            raise ArgumentError("gate and up: one has a bias, the other none; give it a zero bias")
-        bias = None if gate.bias is None else (gate.bias, up.bias)
-        self._hold((gate.weight, up.weight), bias, down, kind, "")
-        self.train(gate.training)
+        self._hold_apart(gate, up, down, kind)
 
     @classmethod
     def from_fused(
@@ -92,28 +86,67 @@ class FeedForward(torch.nn.Module):
         Raises:
             ArgumentError: where the layers do not fit each other.
         """
+        return cls._of_fused(gate_up, down, order, kind)
+
+    @classmethod
+    def _of_fused(
+        cls,
+        gate_up: torch.nn.Linear,
+        down: torch.nn.Linear,
+        order: Order,
+        kind: GateKind,
+        inputs: Tensor | None = None,
+    ) -> Self:
         check_is_linear(gate_up=gate_up, down=down)
         if order not in ("gate_up", "up_gate"):
             raise ArgumentError(f"order is {order!r}; gate_up or up_gate: which half comes first")
         block = cls.__new__(cls)
         torch.nn.Module.__init__(block)
-        block._hold(gate_up.weight, gate_up.bias, down, kind, order)
+        block._hold(gate_up.weight, gate_up.bias, down, kind, order, inputs)
         return block.train(gate_up.training)
 
+    def _hold_apart(
+        self,
+        gate: torch.nn.Linear,
+        up: torch.nn.Linear,
+        down: torch.nn.Linear,
+        kind: GateKind,
+        inputs: Tensor | None = None,
+    ) -> None:
+        check_is_linear(gate=gate, up=up, down=down)
+        if (gate.bias is None) != (up.bias is None):
+            raise ArgumentError("gate and up: one has a bias, the other none; give it a zero bias")
+        bias = None if gate.bias is None else (gate.bias, up.bias)
+        self._hold((gate.weight, up.weight), bias, down, kind, "", inputs)
+        self.train(gate.training)
+
     def _hold(
-        self, weight: Pair, bias: Pair | None, down: torch.nn.Linear, kind: GateKind, order: Order
+        self,
+        weight: Pair,
+        bias: Pair | None,
+        down: torch.nn.Linear,
+        kind: GateKind,
+        order: Order,
+        inputs: Tensor | None,
     ) -> None:
         if kind not in GATE_KINDS:
             raise ArgumentError(f"kind is {kind!r}; {', '.join(GATE_KINDS)} are legal")
         self.kind = kind
-        self.gate_up = self.layer_class.from_weight(weight, bias, order=order)
-        self.down = self.layer_class.from_weight(down.weight, down.bias)
-        if 2 * down.in_features != self.gate_up.out_features:
+        gate_up = PreparedLinear.from_weight(weight, bias, order=order)
+        if 2 * down.in_features != gate_up.out_features:
             raise ArgumentError(
                 f"down takes {down.in_features} features, gate and up give"
-                f" {self.gate_up.out_features // 2}"
+                f" {gate_up.out_features // 2}"
             )
+        self.gate_up, self.down = self._layers(gate_up, down, inputs)
         self._decide()
+
+    def _layers(
+        self, gate_up: PreparedLinear, down: torch.nn.Linear, inputs: Tensor | None
+    ) -> tuple[PreparedLinear, PreparedLinear]:
+        """Return the two layers of the block; ``inputs`` are samples of what it reads."""
+        del inputs  # nothing depends on them here
+        return gate_up, PreparedLinear.from_weight(down.weight, down.bias)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
@@ -165,16 +198,74 @@ class Int8FeedForward(FeedForward):
 
     Quantise, the gated product, quantise, and the second product; where no gated kernel exists,
     quantise, a product, gate and quantise in one kernel, and the second product.
+
+    Args:
+        gate: K to H features.
+        up: the same.
+        down: H to N features.
+        kind: function of the gate, ``silu``, ``gelu`` or ``gelu_tanh``.
+        inputs: (..., K), samples of what the block reads. With them both of its layers get the
+            column scale, if any, that makes them most exact (:func:`gemmsmith.smooth`).
+
+    Raises:
+        ArgumentError: where the layers, or the samples, do not fit.
     """
 
-    layer_class = Int8Linear
+    def __init__(
+        self,
+        gate: torch.nn.Linear,
+        up: torch.nn.Linear,
+        down: torch.nn.Linear,
+        kind: GateKind = "silu",
+        inputs: Tensor | None = None,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self._hold_apart(gate, up, down, kind, inputs)
+
+    @classmethod
+    def from_fused(
+        cls,
+        gate_up: torch.nn.Linear,
+        down: torch.nn.Linear,
+        order: Order,
+        kind: GateKind = "silu",
+        inputs: Tensor | None = None,
+    ) -> Self:
+        """Return the block of one layer (K to 2H) that holds both halves.
+
+        Args:
+            gate_up: the layer.
+            down: H to N features.
+            order: which half comes first: ``gate_up`` or ``up_gate``.
+            kind: function of the gate.
+            inputs: (..., K), samples of what the block reads.
+
+        Raises:
+            ArgumentError: where the layers, or the samples, do not fit.
+        """
+        return cls._of_fused(gate_up, down, order, kind, inputs)
+
+    def _layers(
+        self, gate_up: PreparedLinear, down: torch.nn.Linear, inputs: Tensor | None
+    ) -> tuple[Int8Linear, Int8Linear]:
+        scale = down_scale = None
+        if inputs is not None:
+            k = gate_up.in_features
+            scale = smooth(gate_up.weight[:, :k], inputs).column_scale
+            weight = gate_up.weight
+            x = spread(inputs.reshape(-1, k), MOST_ROWS).to(weight.device, weight.dtype)
+            inner = gate_op(gate_up.product(gate_up.padded(x)), self.kind, interleaved=True)
+            down_scale = smooth(down.weight, inner[:, : down.in_features]).column_scale
+        quantised = Int8Linear.of_prepared(gate_up, scale)
+        return quantised, Int8Linear.from_weight(down.weight, down.bias, column_scale=down_scale)
 
     def _padded_result(self, x: Tensor) -> Tensor:
         gate_up, down = cast(Int8Linear, self.gate_up), cast(Int8Linear, self.down)
         q, scale = gate_up.quantize(x)
         if x.dtype in self.apart and down.input_scale is None:
             sums = gate_up.quantized_product(q, scale, x.dtype)
-            q, scale = gate_quantize(sums, self.kind, interleaved=True)
+            columns = down.column_scale_of(sums.shape[-1] // 2, x.dtype)
+            q, scale = gate_quantize(sums, self.kind, interleaved=True, column_scale=columns)
         elif x.dtype in self.apart:
             sums = gate_up.quantized_product(q, scale, x.dtype)
             q, scale = down.quantize(gate_op(sums, self.kind, interleaved=True))

@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.nn.linear import parameter
-from gemmsmith.nn.prepared import PreparedLinear
+from gemmsmith.nn.linear import check_is_linear, parameter
+from gemmsmith.nn.prepared import Pair, PreparedLinear
 from gemmsmith.row_ops import quantize_rows, quantize_weight
-from gemmsmith.weights import Preparation
+from gemmsmith.smoothing import check_column_scale, smooth
+from gemmsmith.weights import Order, Preparation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,8 +33,12 @@ class Int8Linear(PreparedLinear):
     is multiplied by both scales in f32, the bias is added, and the result is rounded once to the
     input's dtype, bf16 or fp16. A zero row gives the bias; NaN and infinity stay in their row.
 
-    ``.to(dtype)`` casts the bias alone: scales stay f32. A ``state_dict`` holds ``weight`` (N, K),
-    ``weight_scale`` (N,) and ``bias``, without padding, and comes back bit by bit.
+    With a ``column_scale`` the input is multiplied by it before it is quantised and the weight was
+    divided by it (:mod:`gemmsmith.smoothing`).
+
+    ``.to(dtype)`` casts the bias and, without loss, the column scale: the others stay f32. A
+    ``state_dict`` holds ``weight`` (N, K), ``weight_scale`` (N,), ``bias`` and ``column_scale``
+    (K,), without padding, and comes back bit by bit.
     """
 
     weight_scale: Tensor
@@ -41,18 +46,89 @@ class Int8Linear(PreparedLinear):
     input_scale: Tensor | None
     """(), f32: what every row of the input is divided by, if that is not found anew for each."""
 
-    def hold(self, weight: Tensor, bias: Tensor | None, preparation: Preparation) -> None:
-        """Make the prepared weight, quantised, and bias those of the layer."""
-        q, scale = quantize_weight(weight.detach())
+    column_scale: Tensor | None
+    """(K,), powers of two: what the input is multiplied by before it is quantised."""
+
+    @classmethod
+    def from_torch(cls, linear: torch.nn.Linear, inputs: Tensor | None = None) -> Self:
+        """Return a layer of the numbers of ``linear``, which stays as it is.
+
+        Args:
+            linear: the layer.
+            inputs: (..., K), samples of what the layer reads. With them :func:`gemmsmith.smooth`
+                looks for a column scale that makes the layer more exact; rows with NaN or infinity
+                are left out.
+
+        Raises:
+            ArgumentTypeError: where ``linear`` is not exactly a ``torch.nn.Linear``.
+            ArgumentError: where ``inputs`` do not fit.
+        """
+        check_is_linear(linear=linear)
+        found = None if inputs is None else smooth(linear.weight, inputs).column_scale
+        layer = cls.from_weight(linear.weight, linear.bias, column_scale=found)
+        return layer.train(linear.training)
+
+    @classmethod
+    def from_weight(
+        cls,
+        weight: Pair,
+        bias: Pair | None = None,
+        *,
+        order: Order = "",
+        transposed: bool = False,
+        column_scale: Tensor | None = None,
+    ) -> Self:
+        """Return the layer of a weight (N, K), which is divided by ``column_scale`` and quantised.
+
+        Args:
+            weight: (N, K), or the pair (gate, up).
+            bias: (N,), or a pair.
+            order: what a single weight of gate and up holds first: ``gate_up`` or ``up_gate``.
+            transposed: the weight is stored [K, N].
+            column_scale: (K,), powers of two; the layer multiplies its input by it.
+
+        Raises:
+            ArgumentError: naming the argument, the value found and what is legal.
+        """
+        prepared = PreparedLinear.from_weight(weight, bias, order=order, transposed=transposed)
+        return cls.of_prepared(prepared, column_scale)
+
+    @classmethod
+    def of_prepared(cls, layer: PreparedLinear, column_scale: Tensor | None = None) -> Self:
+        """Return the int8 layer of one that is prepared, with a column scale (K,) or none."""
+        made = cls._of_size(layer.preparation)
+        made.hold(layer.weight, layer.bias, layer.preparation, column_scale)
+        return made.train(layer.training)
+
+    def hold(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        preparation: Preparation,
+        column_scale: Tensor | None = None,
+    ) -> None:
+        """Make the prepared weight, quantised, bias and column scale those of the layer."""
+        divisor = None
+        if column_scale is not None:
+            check_column_scale(column_scale, preparation.features[1])
+            column_scale = column_scale.detach().to(weight.device)
+            divisor = functional.pad(column_scale, (0, preparation.padding[1]), value=1.0)
+        q, scale = quantize_weight(weight.detach(), divisor)
         super().hold(q, bias, preparation)
         self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
         self.register_parameter("input_scale", None)
+        self._hold_column_scale(column_scale)
+
+    def _hold_column_scale(self, scale: Tensor | None) -> None:
+        held = None if scale is None else torch.nn.Parameter(scale, requires_grad=False)
+        self.register_parameter("column_scale", held)
 
     def use_input_scale(self, scale: float | Tensor | None) -> Self:
         """Return the layer itself, which from now on divides its input by ``scale``.
 
         A static scale saves the search for each row's largest magnitude and costs accuracy: a value
-        beyond 127 times the scale is clipped. None goes back to one scale for each row.
+        beyond 127 times the scale, after the column scale, is clipped. None goes back to one scale
+        for each row.
 
         Raises:
             ArgumentError: where it is not one positive finite number.
@@ -69,19 +145,30 @@ class Int8Linear(PreparedLinear):
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` (..., K) as int8 (..., padded K) and the scale of each row (...)."""
+        columns = self.column_scale_of(x.shape[-1], x.dtype)
         if self.input_scale is None:
-            return quantize_rows(x)
-        values = x.float()
+            return quantize_rows(x, column_scale=columns)
+        values = x.float() if columns is None else x.float() * columns.float()
         missing = self.weight.shape[1] - x.shape[-1]
         q = (values / self.input_scale).round().clamp(-128, 127).nan_to_num(0.0)
         # int8 has no NaN, so that the row's scale says it
         scale = torch.where(values.isfinite().all(-1), self.input_scale, torch.nan)
         return functional.pad(q.to(torch.int8), (0, missing)), scale
 
+    def column_scale_of(self, columns: int, dtype: torch.dtype) -> Tensor | None:
+        """Return the column scale for inputs of a dtype, padded or not: the same numbers."""
+        held: Tensor | None = parameter(self, "column_scale")
+        if held is None:
+            return None
+        scale = held.to(dtype)
+        more = columns - self.in_features
+        return functional.pad(scale, (0, more), value=1.0) if more > 0 else scale
+
     def quantized(self, q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (..., N) of ``dtype`` from int8 rows (..., padded K) and their scales (...).
 
-        What several layers read is quantised once: ``q, scale = gemmsmith.quantize_rows(x)``.
+        What several layers without a column scale read is quantised once:
+        ``q, scale = gemmsmith.quantize_rows(x)``.
         """
         return self.unpadded(self.quantized_product(q, scale, dtype))
 
@@ -111,7 +198,8 @@ class Int8Linear(PreparedLinear):
     def extra_repr(self) -> str:
         """Return sizes, what was done to the weight, and how inputs are quantised."""
         how = "each row's own" if self.input_scale is None else "static"
-        return f"{super().extra_repr()}, int8, input scale: {how}"
+        scaled = "" if self.column_scale is None else ", columns scaled"
+        return f"{super().extra_repr()}, int8, input scale: {how}{scaled}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = (self.weight_scale, self.input_scale)
@@ -134,4 +222,8 @@ class Int8Linear(PreparedLinear):
         static = state_dict.get(f"{prefix}input_scale")
         if static is not None and self.input_scale is None:
             self.use_input_scale(1.0)  # room for the stored one
+        columns = state_dict.get(f"{prefix}column_scale")
+        if columns is not None and self.column_scale is None:
+            room = torch.ones(self.in_features, dtype=columns.dtype, device=self.weight.device)
+            self._hold_column_scale(room)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)

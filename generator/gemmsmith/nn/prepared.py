@@ -82,16 +82,23 @@ class PreparedLinear(Linear):
         weights, biases = _tuple(weight), None if bias is None else _tuple(bias)
         with torch.no_grad():
             prepared, preparation = prepare(*weights, order=order, transposed=transposed)
-            n, k = preparation.features
+            n = preparation.features[0]
             if biases is not None and len(biases) != len(weights):
                 raise ArgumentError(f"{len(weights)} weights with {len(biases)} biases")
             for each in biases or ():
                 if tuple(each.shape) != (n // len(weights),):
                     raise ArgumentError(f"bias is {tuple(each.shape)}; ({n // len(weights)},) fits")
             vector = None if biases is None else preparation.apply(*biases)
-        layer = cls.__new__(cls)
-        torch.nn.Linear.__init__(layer, k, n, bias=vector is not None, device="meta")
+        layer = cls._of_size(preparation)
         layer.hold(prepared, vector, preparation)
+        return layer
+
+    @classmethod
+    def _of_size(cls, preparation: Preparation) -> Self:
+        """Return a layer that holds nothing yet."""
+        n, k = preparation.features
+        layer = cls.__new__(cls)
+        torch.nn.Linear.__init__(layer, k, n, bias=False, device="meta")
         return layer
 
     def hold(self, weight: Tensor, bias: Tensor | None, preparation: Preparation) -> None:
