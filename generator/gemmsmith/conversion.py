@@ -67,7 +67,8 @@ def convert(
 
     With ``dtype="int8"`` layers become :class:`gemmsmith.nn.Int8Linear`, with weights of their own,
     and each is proven (:class:`gemmsmith.proof.Proof`): how far it is off on sample inputs and, on
-    a GPU, its kernel and its time beside the layer's before. One that is farther off than
+    a GPU, its kernel and its time beside the layer's before. Samples also choose a column scale for
+    each layer that one makes more exact (:mod:`gemmsmith.smoothing`). One that is farther off than
     ``max_error``, or slower, stays as it was. The head is converted like the others; where it
     shares the embedding's weight, the embedding keeps that and the head gets an int8 copy;
     ``skip=("lm_head",)`` leaves it.
@@ -77,7 +78,8 @@ def convert(
         kernels: the kernels that the layers may run; None for the default ones of the GPU.
         dtype: ``int8``; None for that of each layer.
         samples: for int8, token ids (or what else the model is called with), or inputs of layers by
-            name; None proves them on standard normal numbers, which lack a model's extremes.
+            name, best of a text like those that the model will see; None proves them on standard
+            normal numbers, which lack a model's extremes, and chooses no column scales.
         max_error: for int8, the largest root mean square of the error that is accepted, relative to
             that of the layer's output.
         min_speedup: for int8 on a GPU, by how much the layer must be faster, over ``tokens`` in the
@@ -178,16 +180,27 @@ def _to_int8(
             left.append(layer.left("no sample input reaches it, so that nothing is proven"))
             continue
         weight = module.weight
-        after = nn.Int8Linear.from_torch(module)
+        sample = inputs.pop(layer.name, None)
+        smoothing = None if sample is None else sample.smoothing(module)
+        scale = None if smoothing is None else smoothing.column_scale
+        after = nn.Int8Linear.from_weight(weight, module.bias, column_scale=scale)
+        after.train(module.training)
         if kernels is not None:
             after.use(kernels)
         proof = None
-        if layer.name in real:
-            kind = (layer.n, layer.k, module.bias is None, weight.dtype, weight.device)
+        if sample is not None:
+            sizes = (layer.n, layer.k, module.bias is None, scale is None)
+            kind = (*sizes, weight.dtype, weight.device)
             if kind not in timings:
                 timings[kind] = measure_times(module, after, tokens)
-            x = inputs.pop(layer.name)
-            proof = prove(module, after, x, random=samples is None, timings=timings[kind])
+            proof = prove(
+                module,
+                after,
+                sample.rows,
+                random=sample.largest is None,
+                smoothing=None if smoothing is None else smoothing.exponent,
+                timings=timings[kind],
+            )
         objection = "" if proof is None else proof.objection(max_error, min_speedup)
         proven = replace(layer, proof=proof, preparation=str(after.preparation))
         if objection:

@@ -84,7 +84,16 @@ class Conversion:
         layers = [layer for layer in (*self.swapped, *self.left) if layer.proof is not None]
         proofs = [layer.proof for layer in layers if layer.proof is not None]
         timed = sorted({timing.tokens for proof in proofs for timing in proof.timings})
-        head = ["layer", "N", "K", "relative", "largest", "of", *(f"M {m}" for m in timed)]
+        head = [
+            "layer",
+            "N",
+            "K",
+            "smoothed",
+            "relative",
+            "largest",
+            "of",
+            *(f"M {m}" for m in timed),
+        ]
         rows = []
         for layer, proof in zip(layers, proofs, strict=True):
             speedups = {timing.tokens: f"{timing.speedup:.2f}x" for timing in proof.timings}
@@ -93,6 +102,7 @@ class Conversion:
                     layer.name or "(the model)",
                     str(layer.n),
                     str(layer.k),
+                    "" if proof.smoothing is None else f"{proof.smoothing:g}",
                     f"{proof.relative_error:.2%}",
                     f"{proof.largest_error:.3g}",
                     f"{proof.largest_output:.3g}",
@@ -100,7 +110,7 @@ class Conversion:
                     proof.kernel + (" (left)" if isinstance(layer, Left) else ""),
                 ]
             )
-        return table([*head, "kernel"], rows)
+        return table([*head, *(f"M {m}" for m in timed), "kernel"], rows)
 
 
 def _worst(layers: Sequence[Layer]) -> str:

@@ -17,11 +17,10 @@ from gemmsmith.bench.measure import ROTATED_BYTES, compare
 from gemmsmith.bench.rounds import Policy
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.ops import last_kernel
+from gemmsmith.smoothing import MOST_ROWS, Smoothing, smooth, spread
 
-__all__ = ["Proof", "Samples", "Timing", "measure_times", "prove", "sample_inputs"]
+__all__ = ["Proof", "Sample", "Samples", "Timing", "measure_times", "prove", "sample_inputs"]
 
-MOST_ROWS = 256
-"""Rows of a layer's input that are kept: their errors are alike, their memory adds up."""
 RANDOM_ROWS = 64
 AT_ONCE = 1 << 24
 """Weights that the exact product widens at a time."""
@@ -30,6 +29,25 @@ MOST_COPIES = 64
 
 Samples = Tensor | Mapping[str, Tensor] | None
 """What a model is called with, or the inputs of layers by name; None for random ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What is kept of a layer's input."""
+
+    rows: Tensor
+    """Some rows (at most MOST_ROWS, K)."""
+    largest: Tensor | None
+    """Largest finite magnitude of each channel over all rows (K,); None for random numbers."""
+
+    def smoothing(self, layer: torch.nn.Linear) -> Smoothing | None:
+        """Return the column scale that is best for the layer; None where nothing says so.
+
+        Random numbers have no outliers, and of rows that hold NaN or infinity nothing is proven.
+        """
+        if self.largest is None or not len(self.rows) or not bool(self.rows.isfinite().all()):
+            return None
+        return smooth(layer.weight, self.rows, largest=self.largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +75,9 @@ class Proof:
     """Rows of the sample input."""
     random: bool
     """Whether that was standard normal numbers, for lack of samples."""
+    smoothing: float | None = None
+    """Exponent of the layer's column scale (:mod:`gemmsmith.smoothing`), which the same rows chose
+    and larger ones of the same text bound; None where it has none."""
     largest_error: float
     """Largest absolute difference."""
     largest_output: float
@@ -98,14 +119,14 @@ class Proof:
 
 def sample_inputs(
     model: torch.nn.Module, layers: Mapping[str, torch.nn.Linear], samples: Samples
-) -> dict[str, Tensor]:
-    """Return some rows of what each layer reads, by name; a layer that is not reached has none.
+) -> dict[str, Sample]:
+    """Return a sample of what each layer reads, by name; a layer that is not reached has none.
 
     Raises:
         ArgumentError: where ``samples`` names what is no layer, or is of another kind.
     """
     if samples is None:
-        return {name: _random(layer) for name, layer in layers.items()}
+        return {name: Sample(rows=_random(layer), largest=None) for name, layer in layers.items()}
     if isinstance(samples, Mapping):
         known = dict(model.named_modules())
         for name, x in samples.items():
@@ -114,26 +135,25 @@ def sample_inputs(
                 raise ArgumentError(f"samples has {name!r}, which is no linear layer of the model")
             if not isinstance(x, Tensor) or x.shape[-1:] != (layer.in_features,):
                 raise ArgumentError(f"samples[{name!r}] must be (..., {layer.in_features})")
-        return {name: _some_rows(x) for name, x in samples.items() if name in layers}
+        return {name: _kept(x) for name, x in samples.items() if name in layers}
     if not isinstance(samples, Tensor):
         raise ArgumentTypeError(
             f"samples is a {type(samples).__name__}; token ids, or inputs of layers by name"
         )
     with _kept_inputs(layers) as kept, torch.no_grad():
         model(samples)
-    return {name: _some_rows(torch.cat(parts)) for name, parts in kept.items() if parts}
+    return kept
 
 
 @contextmanager
-def _kept_inputs(layers: Mapping[str, torch.nn.Linear]) -> Iterator[dict[str, list[Tensor]]]:
-    kept: dict[str, list[Tensor]] = {name: [] for name in layers}
+def _kept_inputs(layers: Mapping[str, torch.nn.Linear]) -> Iterator[dict[str, Sample]]:
+    kept: dict[str, Sample] = {}
 
     def keep(
         name: str, _: torch.nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Tensor]
     ) -> None:
-        if sum(len(part) for part in kept[name]) < MOST_ROWS:
-            x = given[0] if given else named["input"]
-            kept[name].append(_some_rows(x).clone())
+        x = given[0] if given else named["input"]
+        kept[name] = _kept(x, kept.get(name))
 
     hooks = [
         layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
@@ -146,12 +166,17 @@ def _kept_inputs(layers: Mapping[str, torch.nn.Linear]) -> Iterator[dict[str, li
             hook.remove()
 
 
-def _some_rows(x: Tensor) -> Tensor:
-    """Return at most MOST_ROWS rows, evenly spread; the first, whose values are often extreme."""
+def _kept(x: Tensor, before: Sample | None = None) -> Sample:
+    """Return the sample of an input, or of one more call of a layer."""
     rows = x.detach().reshape(-1, x.shape[-1])
-    if len(rows) <= MOST_ROWS:
-        return rows
-    return rows[torch.linspace(0, len(rows) - 1, MOST_ROWS, device=rows.device).long()]
+    size = rows.abs()
+    largest = torch.where(size.isfinite(), size, 0.0).amax(0) if len(rows) else size.sum(0)
+    if before is None or before.largest is None:
+        return Sample(rows=spread(rows, MOST_ROWS).clone(), largest=largest)
+    together = before.rows
+    if len(together) < MOST_ROWS:
+        together = spread(torch.cat((together, spread(rows, MOST_ROWS))), MOST_ROWS)
+    return Sample(rows=together, largest=torch.maximum(before.largest, largest))
 
 
 def _random(layer: torch.nn.Linear) -> Tensor:
@@ -168,6 +193,7 @@ def prove(
     x: Tensor,
     *,
     random: bool,
+    smoothing: float | None = None,
     timings: Sequence[Timing] = (),
 ) -> Proof:
     """Return how far ``after`` is off on ``x`` (rows, K), and what ran it."""
@@ -183,6 +209,7 @@ def prove(
     return Proof(
         rows=len(x),
         random=random,
+        smoothing=smoothing,
         largest_error=float(difference.abs().max()),
         largest_output=float(exact.abs().max()),
         relative_error=off / size if size else (0.0 if off == 0 else math.inf),

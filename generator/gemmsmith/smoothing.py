@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError
-from gemmsmith.row_math import quantized
 
 __all__ = ["MOST_ROWS", "Smoothing", "check_column_scale", "smooth", "spread"]
 
 MOST_ROWS = 256
-"""Rows of a layer's input that are judged: their errors are alike, their memory adds up."""
-MOST_OUTPUTS = 256
-"""Outputs of a layer on which exponents are compared: their errors are alike too."""
+"""Rows of a layer's input that are kept: their errors are alike, their memory adds up."""
+MOST_OUTPUTS = 128
+"""Outputs of a layer that exponents are compared by: their errors are alike too."""
+JUDGED_ROWS = 128
+"""Rows that they are compared by."""
 EXPONENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 LEAST, MOST = -14, 3
 """Powers of two that a column scale may hold, around 0, its median. 2^-14 is fp16's smallest normal
@@ -43,7 +44,7 @@ class Smoothing:
     column_scale: Tensor | None
     """(K,) of the weight's dtype, powers of two: the input is multiplied by it."""
     error: float
-    """Relative error of the layer with it, over MOST_ROWS rows and MOST_OUTPUTS outputs."""
+    """Relative error of the layer with it, over JUDGED_ROWS rows and MOST_OUTPUTS outputs."""
     plain_error: float
     """The same without a column scale."""
 
@@ -73,7 +74,10 @@ def smooth(weight: Tensor, inputs: Tensor, *, largest: Tensor | None = None) -> 
         reach = (rows.abs().amax(0) if largest is None else largest.to(weight.device)).float()
         low, high = torch.aminmax(weight, dim=0)
         size = torch.maximum(-low, high).float()
-        rows, some = spread(rows, MOST_ROWS).float(), spread(weight.detach(), MOST_OUTPUTS).float()
+        rows, some = (
+            spread(rows, JUDGED_ROWS).float(),
+            spread(weight.detach(), MOST_OUTPUTS).float(),
+        )
         exact = rows @ some.t()
         norm = float(exact.norm())
         candidates: dict[float | None, Tensor | None] = {None: None}
@@ -130,5 +134,7 @@ def _off(rows: Tensor, weight: Tensor, exact: Tensor, scale: Tensor | None) -> T
 
 
 def _int8(values: Tensor) -> Tensor:
-    q, scale = quantized(values)
-    return q[:, : values.shape[1]].float() * scale[:, None]
+    """Return what int8 leaves of f32 rows; as row_math has it but for rows near zero."""
+    step = torch.linalg.vector_norm(values, torch.inf, dim=-1, keepdim=True) / 127
+    step = torch.where(step > 0, step, 1.0)
+    return (values / step).round_().mul_(step)

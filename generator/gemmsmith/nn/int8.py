@@ -160,7 +160,7 @@ class Int8Linear(PreparedLinear):
         held: Tensor | None = parameter(self, "column_scale")
         if held is None:
             return None
-        scale = held.to(dtype)
+        scale = held if held.dtype == dtype else held.to(dtype)
         more = columns - self.in_features
         return functional.pad(scale, (0, more), value=1.0) if more > 0 else scale
 
