@@ -65,6 +65,12 @@ def operations(m: int, k: int) -> dict[str, tuple[Operation, Operation, int, tup
     n = m * k
     return {
         "quantize_rows": (gemmsmith.quantize_rows, quantize, 3 * n, ((m, k),)),
+        "quantize_rows + column scale": (
+            lambda x, c: gemmsmith.quantize_rows(x, column_scale=c),
+            lambda x, c: quantize(x.float() * c.float()),
+            3 * n,
+            ((m, k), (k,)),
+        ),
         "rms_norm": (lambda x, w: gemmsmith.rms_norm(x, w, EPS), norm, 4 * n, ((m, k), (k,))),
         "rms_norm_quantize": (
             lambda x, w: gemmsmith.rms_norm_quantize(x, w, EPS),
@@ -90,6 +96,12 @@ def operations(m: int, k: int) -> dict[str, tuple[Operation, Operation, int, tup
             lambda x: quantize(gate(x)),
             5 * n,
             ((m, 2 * k),),
+        ),
+        "gate_quantize + column scale": (
+            lambda x, c: gemmsmith.gate_quantize(x, column_scale=c),
+            lambda x, c: quantize(gate(x) * c),
+            5 * n,
+            ((m, 2 * k), (k,)),
         ),
     }
 

@@ -71,6 +71,9 @@ def test_ops_run_kernels_and_give_the_cpu_s_bits() -> None:
     quantized = gemmsmith.quantize_rows(x)
     same(gemmsmith.quantize_rows(on_gpu[0]), quantized)
     assert row_ops.last_row_kernel().startswith("rows_quantize_bf16_")
+    scaled = gemmsmith.quantize_rows(x, column_scale=weight)
+    same(gemmsmith.quantize_rows(on_gpu[0], column_scale=on_gpu[1]), scaled)
+    assert not torch.equal(scaled[0], quantized[0])
     for norm in (gemmsmith.rms_norm, gemmsmith.rms_norm_quantize):
         for given in (None, residual):
             right = norm(x, weight, 1e-5, given)
@@ -143,6 +146,7 @@ def test_compiled_without_breaks() -> None:
 def test_opcheck() -> None:
     x, weight = torch.randn(5, 96, device="cuda").to(BF16), torch.randn(96, device="cuda").to(BF16)
     torch.library.opcheck(torch.ops.gemmsmith.quantize_rows.default, (x,))
+    torch.library.opcheck(torch.ops.gemmsmith.quantize_rows.default, (x, weight))
     torch.library.opcheck(torch.ops.gemmsmith.add_rms_norm_quantize.default, (x, weight, 1e-5, x))
     torch.library.opcheck(torch.ops.gemmsmith.gate_quantize.default, (x, "silu", True))
 

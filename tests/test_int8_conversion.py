@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -107,6 +108,64 @@ def test_the_proof_is_the_difference_to_the_exact_product() -> None:
     assert found.largest_error == pytest.approx(float(off.abs().max()))
     assert found.largest_output == pytest.approx(float(exact.abs().max()))
     assert found.relative_error == pytest.approx(float(off.norm() / exact.norm()))
+
+
+def test_samples_choose_column_scales_and_the_proofs_tell_them() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(300, 64).bfloat16()
+    x[:, 5] *= 60
+    x[:, 9] *= 30
+    model = torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.Linear(80, 16)).bfloat16()
+    twin, first = copy.deepcopy(model), torch.nn.Linear(64, 80).bfloat16()
+    first.load_state_dict(model[0].state_dict())
+    plain = proof.prove(first, nn.Int8Linear.from_torch(first), x, random=False)
+    report = convert(model, dtype="int8", samples=x)
+    assert report.left == ()
+    layer = model[0]
+    assert isinstance(layer, nn.Int8Linear)
+    assert layer.column_scale is not None
+    assert layer.column_scale[5] < layer.column_scale[9] < layer.column_scale.median()
+    found = report.swapped[0].proof
+    assert found is not None
+    assert found.smoothing in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    assert found.relative_error < 0.6 * plain.relative_error
+    head, _, row, *_ = report.proofs().splitlines()
+    column = [word.strip() for word in head.split("|")].index("smoothed")
+    assert row.split("|")[column].strip() == f"{found.smoothing:g}"
+    fresh = nn.Int8Linear(64, 80, dtype=torch.bfloat16)
+    fresh.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        assert torch.equal(fresh(x), layer(x))
+
+    unsampled = convert(twin, dtype="int8", max_error=1)
+    assert len(unsampled.swapped) == 2
+    assert all(each.proof and each.proof.smoothing is None for each in unsampled.swapped)
+    assert not any("column_scale" in name for name in twin.state_dict())
+
+
+def test_maxima_are_of_all_calls_and_all_rows() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 16).bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            both: Tensor = self.layer(x) + self.layer(-3 * x)
+            return both
+
+    model, x = Twice(), torch.randn(700, 16).bfloat16()
+    x[333, 4], x[5, 6] = 99, torch.inf
+    found = proof.sample_inputs(model, {"layer": model.layer}, x)["layer"]
+    assert len(found.rows) == 256
+    right = 3 * x
+    right[5, 6] = 0
+    assert found.largest is not None
+    assert torch.equal(found.largest, right.abs().amax(0))
+    assert found.largest[4] == 297
+    finite = proof.Sample(rows=right[:100], largest=found.largest)
+    assert finite.smoothing(model.layer) is not None
+    bad = proof.Sample(rows=x[:100], largest=found.largest)  # of these nothing is proven
+    assert bad.smoothing(model.layer) is None
 
 
 def test_without_samples_random_inputs_prove_and_the_report_says_so() -> None:

@@ -57,9 +57,12 @@ def test_perplexity_of_even_chances_is_their_number() -> None:
 
 @pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 @pytest.mark.parametrize(
-    ("device", "tokens"), [("cpu", 256), pytest.param("cuda", 2048, marks=pytest.mark.gpu)]
+    ("device", "tokens", "most"),
+    [("cpu", 256, 0.015), pytest.param("cuda", 2048, 0.02, marks=pytest.mark.gpu)],
 )
-def test_smollm2_in_int8_predicts_a_text_nearly_as_well(device: str, tokens: int) -> None:
+def test_smollm2_in_int8_predicts_a_text_nearly_as_well(
+    device: str, tokens: int, most: float
+) -> None:
     """Proven on one text, judged on another; speed is not asked of layers this small."""
     original, tokenizer = load_smollm2(torch.bfloat16, device)
     text = tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[:, :tokens]
@@ -71,8 +74,8 @@ def test_smollm2_in_int8_predicts_a_text_nearly_as_well(device: str, tokens: int
     before = perplexity(original, text)
     change = after / before - 1
     print(f"\n{report}\nperplexity: bf16 {before:.3f}, int8 {after:.3f} ({change:+.2%})")
-    assert report.converted_flops_share >= 0.9
-    assert change <= 0.02
+    assert report.converted_flops_share == 1
+    assert change <= most
     assert "torch" not in counts
     assert (set(counts) == {"cpu"}) == (device == "cpu")
     assert converted.model.embed_tokens.weight.dtype == torch.bfloat16

@@ -109,6 +109,90 @@ def test_y19_a_layer_with_an_outlier_column_moves_and_comes_back(bias: bool, dev
             assert torch.equal(value, own), name
 
 
+def outliers(*shape: int, device: str = "cpu") -> Tensor:
+    """Return numbers with two columns that are far larger than the others."""
+    x = numbers(*shape, device=device)
+    x[..., 3] *= 60
+    x[..., 17] *= 30
+    return x
+
+
+@on_each
+@pytest.mark.parametrize(("k", "n"), [(1024, 256), (100, 50)])
+@pytest.mark.parametrize("m", [1, 17])
+def test_y19_samples_take_outlier_columns_out(k: int, n: int, m: int, device: str) -> None:
+    theirs, x = linear(k, n, device=device), outliers(m, k, device=device)
+    plain = nn.Int8Linear.from_torch(theirs)
+    ours = nn.Int8Linear.from_torch(theirs, outliers(64, k, device=device))
+    right = exact(theirs, x)
+    y = ours(x)
+    assert relative(y, right) < 0.6 * relative(plain(x), right)
+    assert _kernel_ran(device)
+    assert ours.column_scale is not None
+    assert (ours.column_scale.shape, ours.column_scale.dtype) == ((k,), BF16)
+    assert "columns scaled" in repr(ours)
+    assert "columns scaled" not in repr(plain)
+    assert ours.state_dict()["column_scale"].shape == (k,)
+    assert "column_scale" not in plain.state_dict()
+
+    fresh = nn.Int8Linear(k, n, dtype=BF16, device=device)
+    fresh.load_state_dict(ours.state_dict())
+    assigned = nn.Int8Linear(k, n, device="meta", dtype=BF16)
+    assigned.load_state_dict(ours.state_dict(), assign=True)
+    moved = copy.deepcopy(ours).to("cpu").to(device)
+    for other in (fresh, assigned, moved, pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(other(x), y)
+    with pytest.raises(RuntimeError, match=r"Missing key.*column_scale"):
+        ours.load_state_dict(plain.state_dict())
+
+
+@on_each
+def test_a_column_scale_survives_casts_and_leaves_whole_numbers_exact(device: str) -> None:
+    columns = (torch.arange(48) % 7 - 4.0).exp2().to(device)
+    scaled = torch.randint(-127, 128, (5, 48), device=device)
+    divided = torch.randint(-127, 128, (32, 48), device=device)
+    scaled[:, 0] = divided[:, 1] = 127
+    x, weight = (scaled / columns).to(BF16), (divided * columns).to(BF16)
+    ours = nn.Int8Linear.from_weight(weight, column_scale=columns)
+    q, steps = ours.quantize(x)
+    assert steps.unique().tolist() == [1.0]
+    assert torch.equal(q[:, :48], scaled.to(torch.int8))
+    assert torch.equal(ours.weight, divided.to(torch.int8))
+    right = x.cpu().double() @ weight.cpu().double().t()
+    assert torch.equal(ours(x).cpu(), right.to(BF16))
+    for dtype in (torch.float16, torch.float32, BF16):
+        ours.to(dtype)
+        assert ours.column_scale is not None
+        assert ours.column_scale.dtype == dtype
+        assert torch.equal(ours.column_scale.float(), columns)
+        assert torch.equal(ours(x).cpu(), right.to(BF16))
+    static = ours.use_input_scale(1.0)
+    assert torch.equal(static(x).cpu(), right.to(BF16))
+
+
+@on_each
+def test_n05_a_column_scale_leaves_zero_rows_and_bad_rows_alone(device: str) -> None:
+    theirs, x = linear(64, 32, device=device), outliers(5, 64, device=device)
+    theirs.weight[7] = 0
+    x[2] = 0
+    ours = nn.Int8Linear.from_torch(theirs, outliers(32, 64, device=device))
+    assert ours.column_scale is not None
+    y = ours(x)
+    assert torch.equal(y[2], theirs.bias)
+    assert torch.equal(y[:, 7], theirs.bias[7].expand(5))
+    x[3, 9], x[4, 3] = torch.nan, torch.inf
+    bad = ours(x)
+    assert not bad[3:].isfinite().any()
+    assert torch.equal(bad[:3], y[:3])
+
+
+def test_column_scales_that_lose_bits_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"column_scale holds 0\.3"):
+        nn.Int8Linear.from_weight(numbers(32, 64), column_scale=torch.full((64,), 0.3))
+    with pytest.raises(ArgumentError, match=r"inputs are \(3, 63\)"):
+        nn.Int8Linear.from_torch(linear(64, 32), numbers(3, 63))
+
+
 @on_each
 def test_n05_a_zero_row_or_channel_gives_the_bias_exactly(device: str) -> None:
     theirs, x = linear(64, 32, device=device), numbers(5, 64, device=device)
@@ -249,9 +333,10 @@ def test_what_an_int8_layer_does_not_take_is_named() -> None:
     assert ours(numbers(0, 64)).shape == (0, 32)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("n", [32, 40])
-def test_an_int8_layer_compiles_to_one_graph(n: int) -> None:
-    ours = nn.Int8Linear.from_torch(linear(64, n))
+def test_an_int8_layer_compiles_to_one_graph(n: int, scaled: bool) -> None:
+    ours = nn.Int8Linear.from_torch(linear(64, n), outliers(32, 64) if scaled else None)
     compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="aot_eager")
     for m in (1, 5, 33):
         x = numbers(2, m, 64)
@@ -293,6 +378,34 @@ def test_y16_a_block_gates_with_its_gate(
         fused.weight.copy_(torch.cat([half.weight for half in halves]))
         fused.bias.copy_(torch.cat([half.bias for half in halves]))
         assert torch.equal(block.from_fused(fused, down, order, kind)(x), y)  # type: ignore[arg-type]
+
+
+@on_each
+@pytest.mark.parametrize("hidden", [96, 50])
+def test_samples_scale_the_columns_of_both_layers_of_a_block(hidden: int, device: str) -> None:
+    gate, up = linear(64, hidden, device=device), linear(64, hidden, device=device)
+    down, x = linear(hidden, 24, device=device), outliers(2, 9, 64, device=device)
+    up.weight[5] *= 80  # an outlier between the two products
+    gate.bias.add_(1)
+    right = reference(gate, up, down, x)
+    plain = nn.Int8FeedForward(gate, up, down)
+    ours = nn.Int8FeedForward(gate, up, down, "silu", outliers(64, 64, device=device))
+    y = ours(x)
+    assert relative(y, right) < 0.7 * relative(plain(x), right)
+    stored = ours.state_dict()
+    assert stored["gate_up.column_scale"].shape == (64,)
+    assert stored["down.column_scale"].shape == (hidden,)
+    assert stored["down.column_scale"][5] < stored["down.column_scale"].median()
+    plain.load_state_dict(stored)
+    assert torch.equal(plain(x), y)
+    fused = linear(64, 2 * hidden, device=device)
+    fused.weight.copy_(torch.cat((gate.weight, up.weight)))
+    fused.bias.copy_(torch.cat((gate.bias, up.bias)))
+    samples = outliers(64, 64, device=device)
+    again = nn.Int8FeedForward.from_fused(fused, down, "gate_up", "silu", samples)
+    assert torch.equal(again(x), y)
+    ours.apart[BF16] = "a test"
+    assert relative(ours(x), y.cpu().double()) < 0.02
 
 
 @pytest.mark.parametrize("block", [nn.FeedForward, nn.Int8FeedForward])

@@ -113,6 +113,62 @@ def test_a_weight_is_quantized_channel_by_channel_like_rows(
     assert gemmsmith.quantize_weight(w[:0])[0].shape == (0, 80)
 
 
+def powers_of_two(columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return (torch.arange(columns) % 7 - 4.0).exp2().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_are_scaled_in_f32_before_the_largest_is_found(dtype: torch.dtype) -> None:
+    x, columns = normal(7, 100, dtype=dtype), normal(100, dtype=dtype).flip(0)
+    wide = x.float() * columns.float()
+    q, scale = gemmsmith.quantize_rows(x, column_scale=columns)
+    check_quantized(q, scale, wide.double())
+    assert all(map(torch.equal, (q, scale), gemmsmith.quantize_rows(wide)))
+    out = (torch.zeros_like(q), torch.zeros_like(scale))
+    gemmsmith.quantize_rows(x, out, column_scale=columns)
+    assert all(map(torch.equal, out, (q, scale)))
+    halves = normal(3, 200, dtype=dtype)
+    exact = gate_of(halves[:, :100], halves[:, 100:], "gelu") * columns.double()
+    check_quantized(*gemmsmith.gate_quantize(halves, "gelu", column_scale=columns), exact)
+    strided = torch.stack((columns, columns + 1), 1)[:, 0]
+    assert torch.equal(gemmsmith.quantize_rows(x, column_scale=strided)[0], q)
+    x[2, 5], x[4, 6] = float("nan"), float("inf")
+    bad, bad_scale = gemmsmith.quantize_rows(x, column_scale=columns)
+    assert bad_scale.isfinite().tolist() == [True, True, False, True, False, True, True]
+    assert torch.equal(bad[[0, 1, 3, 5, 6]], q[[0, 1, 3, 5, 6]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_powers_of_two_leave_the_product_as_it_is(dtype: torch.dtype) -> None:
+    """Whole numbers that int8 holds once they are scaled: nothing is rounded anywhere."""
+    torch.manual_seed(1)
+    columns = powers_of_two(48, dtype)
+    scaled, divided = torch.randint(-127, 128, (5, 48)), torch.randint(-127, 128, (9, 48))
+    scaled[:, 0] = divided[:, 1] = 127
+    x, w = (scaled / columns.float()).to(dtype), (divided * columns.float()).to(dtype)
+    (q, scale), (qw, w_scale) = (
+        gemmsmith.quantize_rows(x, column_scale=columns),
+        gemmsmith.quantize_weight(w, columns),
+    )
+    assert scale.unique().tolist() == w_scale.unique().tolist() == [1.0]
+    assert torch.equal(q, scaled.to(torch.int8))
+    assert torch.equal(qw, divided.to(torch.int8))
+    assert torch.equal(q.double() @ qw.double().t(), x.double() @ w.double().t())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_takes_powers_of_two_into_its_weight(dtype: torch.dtype) -> None:
+    x, weight, columns = normal(5, 96, dtype=dtype), normal(96, dtype=dtype), powers_of_two(96)
+    folded = weight * columns.to(dtype)
+    q, scale = gemmsmith.rms_norm_quantize(x, folded, EPS)
+    check_quantized(q, scale, norm_of(x, weight) * columns.double())
+    if dtype == torch.float32:
+        normed = gemmsmith.rms_norm(x, weight, EPS)
+        assert isinstance(normed, Tensor)
+        again = gemmsmith.quantize_rows(normed, column_scale=columns.float())
+        assert all(map(torch.equal, again, (q, scale)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_agree_with_float64(dtype: torch.dtype) -> None:
     x, weight = normal(9, 200, dtype=dtype), normal(200, dtype=dtype)
@@ -207,6 +263,19 @@ def test_bad_arguments_are_named() -> None:
         "kind is 'relu'; silu, gelu, gelu_tanh": lambda: gemmsmith.gate(x, "relu"),  # type: ignore[arg-type]
         "x has 31 columns; gates and factors need": lambda: gemmsmith.gate(x[:, 1:]),
         "in blocks of 8 need a multiple of 16": lambda: gemmsmith.gate(x[:, 8:], interleaved=True),
+        r"column_scale is \(31,\); \(32,\) is": lambda: gemmsmith.quantize_rows(
+            x, column_scale=weight[:31]
+        ),
+        "column_scale is torch.float32 on cpu, x is": lambda: gemmsmith.quantize_rows(
+            x, column_scale=weight.float()
+        ),
+        r"column_scale is \(32,\); \(16,\) is": lambda: gemmsmith.gate_quantize(
+            x, column_scale=weight
+        ),
+        "column_scale is a float": lambda: gemmsmith.quantize_rows(x, column_scale=2.0),  # type: ignore[arg-type]
+        r"column_scale is \(31,\); \(32,\) is needed": lambda: gemmsmith.quantize_weight(
+            x, weight[:31]
+        ),
         "w is torch.bfloat16": lambda: gemmsmith.quantize_weight(weight),
         "gemmsmith.gate is forward only": lambda: gemmsmith.gate(x.float().requires_grad_()),
     }
@@ -233,4 +302,14 @@ def test_opcheck(name: str) -> None:
 
 def test_opcheck_of_the_out_variant() -> None:
     out = {"q": torch.empty(5, 112, dtype=torch.int8), "scale": torch.empty(5)}
-    torch.library.opcheck(torch.ops.gemmsmith.quantize_rows_out.default, (normal(5, 100),), out)
+    op = torch.ops.gemmsmith.quantize_rows_out.default
+    torch.library.opcheck(op, (normal(5, 100),), out)
+    torch.library.opcheck(op, (normal(5, 100), normal(100)), out)
+
+
+def test_opcheck_with_a_column_scale() -> None:
+    ops = torch.ops.gemmsmith
+    torch.library.opcheck(ops.quantize_rows.default, (normal(5, 100), normal(100)))
+    torch.library.opcheck(
+        ops.gate_quantize.default, (normal(5, 90), "gelu_tanh", False, normal(45))
+    )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         rms_norm,
         rms_norm_quantize,
     )
+    from gemmsmith.smoothing import smooth
     from gemmsmith.weights import interleave
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ __all__ = [
     "quantize_weight",
     "rms_norm",
     "rms_norm_quantize",
+    "smooth",
 ]
 
 _HOMES = {
@@ -62,6 +64,7 @@ _HOMES = {
     "quantize_weight": "row_ops",
     "rms_norm": "row_ops",
     "rms_norm_quantize": "row_ops",
+    "smooth": "smoothing",
 }
 
 

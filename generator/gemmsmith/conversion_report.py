@@ -84,16 +84,7 @@ class Conversion:
         layers = [layer for layer in (*self.swapped, *self.left) if layer.proof is not None]
         proofs = [layer.proof for layer in layers if layer.proof is not None]
         timed = sorted({timing.tokens for proof in proofs for timing in proof.timings})
-        head = [
-            "layer",
-            "N",
-            "K",
-            "smoothed",
-            "relative",
-            "largest",
-            "of",
-            *(f"M {m}" for m in timed),
-        ]
+        head = ["layer", "N", "K", "smoothed", "relative", "largest", "of"]
         rows = []
         for layer, proof in zip(layers, proofs, strict=True):
             speedups = {timing.tokens: f"{timing.speedup:.2f}x" for timing in proof.timings}
