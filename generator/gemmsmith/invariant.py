@@ -2,8 +2,8 @@
 
 A row's bits then depend neither on how many rows are with it nor on what they hold: one tile, and K
 summed in one order (lean kernels cut it in as many parts for every M). The kernel is the one that
-is behind the best at each number of rows by the least, by estimate. What does not suit it is refused,
-because another kernel might round differently.
+is behind the best at each number of rows by the least, by estimate. What does not suit it is
+refused, because another kernel might round differently.
 """
 
 from __future__ import annotations
