@@ -78,7 +78,7 @@ def test_int8_model() -> None:
     out = run("int8_model.py", "--tokens", "2", "--text-tokens", "65")
     assert "| model.layers.29.mlp.down_proj" in out
     bf16, int8 = (float(each) for each in re.findall(r"(?:bf16|int8) (\d+\.\d+)", out))
-    assert 0 < abs(int8 / bf16 - 1) < 0.03
+    assert 0 < abs(int8 / bf16 - 1) < 0.05
     assert "parameters: bf16 269 MB, int8 " in out
     assert "The capital of France is Paris" in out
     assert "211 linear layers swapped, 0 left: 100.0% of the linear FLOPs" in out
