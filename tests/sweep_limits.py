@@ -140,6 +140,8 @@ LIMITS: tuple[Limit, ...] = (
     _hopper("lean rows", "tile", _tile(m=96), "lean", **_BF16, **_ALONE, split_k=1),
     _hopper("lean width", "tile", _tile(n=36), "lean", **_FP16, **_ALONE, split_k=1),
     _hopper("lean width of int8", "tile", _tile(n=40), "lean", **_INT8_BF16, **_ALONE),
+    _hopper("lean registers", "tile", _tile(m=192, n=208), "lean", **_BF16, **_ALONE),
+    _hopper("lean registers", "tile", _tile(m=256, n=144), "lean", **_BF16, **_ALONE),
     _hopper("lean depth", "tile", _tile(k=96), "lean", **_BF16, **_ALONE),
     _hopper("lean cluster", "cluster", _fields(cluster=Cluster(4, 4)), "lean", **_BF16,
             tile=Tile(64, 64, 64), split_k=1),

@@ -41,6 +41,11 @@ def small(m: int = 16, n: int = 64) -> KernelSpec:
     return KernelSpec(arch=SM_90A, tile=Tile(m, n, 64), schedule="warp_specialized", swap=True)
 
 
+def lean(**more: Any) -> KernelSpec:
+    basic = KernelSpec(arch=SM_90A, tile=Tile(16, 64, 64), schedule="lean", store="smem", swap=True)
+    return dataclasses.replace(basic, **more)
+
+
 def defaults(arch: Architecture) -> tuple[KernelSpec, ...]:
     return load_specs(configs_dir() / "kernels", arch=[arch.name])
 
@@ -68,6 +73,34 @@ def test_slots_are_whole_clusters() -> None:
     ]
     assert slots(big(cluster=Cluster(8, 1)), 4) == 8
     assert waves(big(cluster=Cluster(8, 1)), problem(1024, 256 * 24, 64), 132) == 192 / 112
+
+
+def test_slots_of_blocks_that_split_k_are_those_of_clusters() -> None:
+    """On an H200 128 blocks in clusters of four took two waves, 112 took one."""
+    assert slots(lean(cluster=Cluster(1, 2)), 132) == 132
+    assert slots(lean(cluster=Cluster(1, 2), split_k=2), 132) == 116
+    assert slots(lean(split_k=4), 132) == 116
+    assert slots(lean(cluster=Cluster(1, 2), split_k=4), 132) == 112
+    call = problem(16, 64 * 28, 4096)
+    assert waves(lean(), call, 132) == 28 / 132
+    assert waves(lean(split_k=4), call, 132) == 112 / 116
+    assert waves(lean(split_k=4), problem(16, 64 * 32, 4096), 132) == 128 / 116
+
+
+def test_k_is_split_where_tiles_are_few_and_deep_alone() -> None:
+    one, four = lean(), lean(split_k=4)
+    few, many, flat = (
+        problem(16, 64 * 28, 16384),
+        problem(16, 64 * 132, 16384),
+        problem(16, 64 * 28, 256),
+    )
+    assert names([one, four], few, many, flat) == [four.name, one.name, one.name]
+
+
+def test_a_dependent_launch_is_preferred_where_blocks_fill_the_gpu() -> None:
+    early = lean(dependent_launch=True)
+    full, empty = problem(16, 64 * 132, 4096), problem(16, 64 * 14, 16384)
+    assert names([lean(), early], full, empty) == [early.name, lean().name]
 
 
 def test_no_kernel_no_choice() -> None:
@@ -121,7 +154,7 @@ def test_a_nearly_empty_second_wave_is_shared_by_stream_k() -> None:
 
 
 def test_larger_calls_never_take_less_time() -> None:
-    for spec in (small(), big(), big(128, 128, scheduler="stream_k")):
+    for spec in (small(), big(), big(128, 128, scheduler="stream_k"), lean(split_k=2)):
         least = estimate(spec, problem(512, 4096, 4096), 132)
         for size in ((8192, 4096, 4096), (512, 16384, 4096), (512, 4096, 8192)):
             assert estimate(spec, problem(*size), 132) > least

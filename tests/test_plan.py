@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from fakes import ampere, hopper
-from gemmsmith.arch import ARCHITECTURES, Schedule, portable
+from gemmsmith.arch import ARCHITECTURES, SM_90A, Schedule, portable
 from gemmsmith.card import Card
 from gemmsmith.dtypes import FP16
 from gemmsmith.plan import LARGEST_GROUP, Group, makespan, plan
@@ -16,6 +16,10 @@ from gemmsmith.spec import Alignment, KernelSpec, Tile
 
 AMPERE = [ampere(n, m) for n in (64, 128, 256) for m in (64, 128)]
 HOPPER = [hopper(n) for n in (32, 64, 96, 128, 160, 192)]
+
+
+def lean(n: int = 64) -> KernelSpec:
+    return KernelSpec(arch=SM_90A, tile=Tile(64, n, 64), schedule="lean", store="smem")
 
 
 def gemms(group: Group) -> list[KernelSpec]:
@@ -42,7 +46,7 @@ def test_kernels_of_every_store_have_a_time() -> None:
     """One that is not known would end the build of gated kernels before it begins."""
     gated = dataclasses.replace(hopper(), store="strip", gate="silu")
     direct = dataclasses.replace(hopper(), store="direct", alignment=Alignment(8, 8, 1))
-    specs = [ampere(), hopper(), direct, gated]
+    specs = [ampere(), hopper(), direct, gated, lean()]
     assert {spec.store for spec in specs} == {
         store for row in ARCHITECTURES for store in row.stores
     }
@@ -58,6 +62,15 @@ def test_few_jobs_share_headers_and_many_jobs_split() -> None:
 def test_a_group_is_no_larger_than_memory_allows() -> None:
     many = [hopper(16 * n) for n in range(1, 17)]
     assert sorted(len(group.specs) for group in plan(many, 1)) == [8, 8]
+
+
+def test_lean_kernels_are_compiled_apart_and_more_of_them_together() -> None:
+    many = [lean(8 * n) for n in range(1, 33)]  # rare widths cost them nothing
+    groups = plan([*many, *HOPPER], 1)
+    assert sorted(len(group.specs) for group in groups) == [6, 16, 16]
+    large = [group.seconds for group in groups if len(group.specs) == 16]
+    assert large == pytest.approx([5.0 + 16 * 0.4] * 2)
+    assert len(plan(many, 4)) == 4
 
 
 def test_rare_widths_share_a_group_and_are_expected_to_take_longer() -> None:

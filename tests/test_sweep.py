@@ -23,6 +23,7 @@ from sweep_limits import CHOICES, LIMITS
 from sweep_specs import FAMILIES, Limit, accepted, as_yaml, beyond, draw
 
 SEED = 0
+_REFUSAL = r"include/((?:cutlass|cute|gemmsmith)/.*error: .*)|ptxas .*(?:error|fatal) *: (.*)"
 _FEW_BYTES = 16  # of spills: no loop of a kernel waits for a handful of registers
 
 
@@ -159,6 +160,7 @@ def _refused(limits: Sequence[Limit], monkeypatch: pytest.MonkeyPatch, say: list
 def _forced(limits: Sequence[Limit], monkeypatch: pytest.MonkeyPatch) -> dict[KernelSpec, str]:
     """Compile what lies beyond ``limits``, each alone; return a line that says where it failed."""
     monkeypatch.setattr(gemmsmith.plan, "LARGEST_GROUP", 1)
+    monkeypatch.setattr(gemmsmith.plan, "LARGEST_LEAN_GROUP", 1)
     specs = {_step(limit): limit for limit in limits}
     assert len(specs) == len(limits)
     report = build(list(specs))
@@ -169,9 +171,9 @@ def _forced(limits: Sequence[Limit], monkeypatch: pytest.MonkeyPatch) -> dict[Ke
         if spec in failed and " compiled, but " in failed[spec]:
             where, why = "card", failed[spec].partition(" compiled, but ")[2]
         elif spec in failed:
-            refusal = re.search(r"include/((?:cutlass|cute)/.*error: .*)", failed[spec])
+            refusal = re.search(_REFUSAL, failed[spec])
             assert refusal, failed[spec]  # nothing that a missing file or a lack of memory ends
-            where, why = "compiler", refusal[1]
+            where, why = "compiler", refusal[1] or refusal[2]
         elif cards[spec].spill_store_bytes:
             where, why = "card", f"spills {cards[spec].spill_store_bytes} B"
         else:

@@ -9,10 +9,14 @@ from itertools import accumulate, groupby, pairwise
 from gemmsmith.arch import Store
 from gemmsmith.card import Card
 from gemmsmith.rowspec import AnySpec, RowSpec
+from gemmsmith.spec import KernelSpec
 from gemmsmith.wgmma import has_rare_width
 
 LARGEST_GROUP = 8
 """Kernels of one translation unit; 16 would save another second each and lose more to a failure."""
+
+LARGEST_LEAN_GROUP = 16
+"""The same of lean kernels, a failure among which costs seconds."""
 
 _SECONDS: dict[Store, tuple[float, float]] = {
     "smem": (11.0, 1.5),
@@ -24,7 +28,7 @@ _SECONDS: dict[Store, tuple[float, float]] = {
 
 Measured with nvcc 13.0; the first is paid once for each translation unit.
 """
-_LEAN_SECONDS = (6.0, 0.7)
+_LEAN_SECONDS = (5.0, 0.4)
 """The same of lean kernels, which include little of CUTLASS."""
 _ROW_SECONDS = (1.0, 0.8)
 """The same of row kernels, which include no CUTLASS."""
@@ -57,9 +61,9 @@ def plan(
         [
             Group(specs=part, seconds=_seconds(part, last_card))
             for kernels in families
-            for part in _split(kernels, size)
+            for part in _split(kernels, min(size, _largest(kernels[0])))
         ]
-        for size in range(LARGEST_GROUP, 0, -1)
+        for size in range(max(LARGEST_GROUP, LARGEST_LEAN_GROUP), 0, -1)
     ]
     best = min(plans, key=lambda groups: makespan([group.seconds for group in groups], jobs))
     return tuple(sorted(best, key=lambda group: -group.seconds))
@@ -93,6 +97,11 @@ def _family(spec: AnySpec) -> tuple[object, ...]:
         spec.device_cluster,
         spec.layout,
     )
+
+
+def _largest(spec: AnySpec) -> int:
+    lean = isinstance(spec, KernelSpec) and spec.schedule == "lean"
+    return LARGEST_LEAN_GROUP if lean else LARGEST_GROUP
 
 
 def _split(kernels: Sequence[AnySpec], size: int) -> list[tuple[AnySpec, ...]]:

@@ -16,8 +16,12 @@ SLAB_BYTES = 128
 """Row of a tile in shared memory: the widest swizzle."""
 LARGEST_CLUSTER = 8
 """Blocks of a cluster that every sm_90 takes."""
-_REGISTERS_FREE = {1: 200, 2: 168, 3: 104}
-"""By warpgroups that multiply: accumulators beside which a thread's other values fit."""
+_REGISTERS_FREE = {1: 200, 2: 136, 3: 100}
+"""By warpgroups that multiply: accumulators beside which a thread's other values fit.
+
+With the warp that loads, rounded up to four, a thread has 255, 168 or 128 registers; 26 hold other
+values. With fewer left, ptxas waits for each instruction and spills kilobytes, or gives up.
+"""
 
 
 def objections(spec: KernelSpec) -> Iterator[Objection]:
