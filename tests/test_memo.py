@@ -13,6 +13,7 @@ from gemmsmith.memo import remember, stamp
 def test_computed_once_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "cache").mkdir()
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     tool = tmp_path / "tool"
     tool.write_text("one")
@@ -55,6 +56,7 @@ def test_contents_changed_in_place_under_a_restored_time_are_seen(tmp_path: Path
 
 
 def test_an_empty_entry_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").mkdir()
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     tool = tmp_path / "tool"
     tool.write_text("one")
@@ -75,3 +77,10 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     for _ in range(2):
         assert remember("text", [tool], lambda: calls.append(1) or "fact") == "fact"  # type: ignore[func-returns-value]
     assert len(calls) == 2
+
+
+def test_who_only_looks_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "tool").touch()
+    assert [remember("text", [tmp_path / "tool"], lambda: "one") for _ in range(2)] == ["one"] * 2
+    assert not (tmp_path / "cache").exists()

@@ -14,7 +14,7 @@ import gemmsmith
 from gemmsmith.arch import Architecture
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.memo import remember
-from gemmsmith.render import RenderedSource, include_dirs
+from gemmsmith.render import RenderedSource, own_headers
 from gemmsmith.resources import cutlass_include_dirs, cutlass_version
 from gemmsmith.toolchain import Toolchain
 from gemmsmith.toolkit import TOOLKIT_PARTS, toolkit_parts
@@ -68,14 +68,14 @@ class Identity:
 def identity(source: RenderedSource, toolchain: Toolchain | None) -> Identity:
     """Return the identity of the one kernel in ``source``, however it may get compiled.
 
-    The rendered text carries a digest of all templates and plain headers; ``headers`` repeats the
-    latter so that a miss can name them.
+    The rendered text carries a digest of its template and of the plain headers that this includes;
+    ``headers`` repeats the latter so that a miss can name them.
     """
     assert len(source.specs) == 1, "a kernel's identity is that of its own source"
     (spec,) = source.specs
     parts = {
         "source": source.digest,
-        "headers": _contents(include_dirs()),
+        "headers": _texts(own_headers(spec)),
         "flags": " ".join(flags(spec.arch)),
         "arch": spec.arch.name,
         "abi": str(abi_version()),
@@ -115,6 +115,14 @@ def _cutlass_headers(folders: tuple[Path, ...]) -> str:
     """Digest of CUTLASS's headers: 27 MB, hashed again only where one looks changed."""
     files = tuple(_files(folders))
     return remember("contents", files, lambda: _contents(folders))
+
+
+@cache
+def _texts(files: tuple[Path, ...]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(f"{file.name}\0{file.read_text()}\0".encode())
+    return digest.hexdigest()
 
 
 @cache

@@ -28,8 +28,8 @@ def stamp(files: Sequence[Path]) -> str:
 def remember(what: str, files: Sequence[Path], compute: Callable[[], str]) -> str:
     """Return ``compute()``, or what it returned when the same ``files`` last looked as they do now.
 
-    ``what`` names the fact, so that one file can have several. A cache folder that cannot be
-    written only costs the computation.
+    ``what`` names the fact, so that one file can have several. A cache folder that is not there
+    yet, or cannot be written, only costs the computation.
     """
     folder = settings().cache_dir / "v1" / "memo"
     entry = folder / hashlib.sha256(f"{what}\0{stamp(files)}".encode()).hexdigest()[:32]
@@ -40,6 +40,8 @@ def remember(what: str, files: Sequence[Path], compute: Callable[[], str]) -> st
     if kept:  # a crash can leave an empty file
         return kept
     fact = compute()
+    if not settings().cache_dir.is_dir():
+        return fact  # what builds makes the folder; what only looks does not
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(dir=folder)

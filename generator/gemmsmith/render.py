@@ -180,20 +180,33 @@ def _variant(spec: AnySpec) -> str:
     return hashlib.sha256((sources + spec.name).encode()).hexdigest()[:12]
 
 
+def own_headers(spec: AnySpec) -> tuple[Path, ...]:
+    """Return the plain headers of ours that reach the source of ``spec``, directly or not."""
+    folder = templates_dir()
+    return tuple(path for path in _sources(folder, template_name(spec)) if path.suffix == ".h")
+
+
 @cache
 def _source_digest(folder: Path, template: str) -> str:
     """Digest of a template and of all our headers that it includes, directly or not."""
     digest = hashlib.sha256()
-    pending, seen = [folder / template], set[Path]()
+    for path in _sources(folder, template):
+        digest.update(f"{path.relative_to(folder)}\0{path.read_text()}\0".encode())
+    return digest.hexdigest()
+
+
+@cache
+def _sources(folder: Path, template: str) -> tuple[Path, ...]:
+    """A template and all our headers that it includes, directly or not."""
+    pending, seen = [folder / template], dict[Path, None]()
     while pending:
         path = pending.pop()
         if path in seen:
             continue
-        seen.add(path)
-        text = path.read_text()
-        digest.update(f"{path.relative_to(folder)}\0{text}\0".encode())
-        pending += [folder / "include" / header for header in _OUR_INCLUDE.findall(text)]
-    return digest.hexdigest()
+        seen[path] = None
+        included = _OUR_INCLUDE.findall(path.read_text())
+        pending += [folder / "include" / header for header in included]
+    return tuple(seen)
 
 
 @cache
