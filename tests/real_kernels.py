@@ -67,5 +67,7 @@ LEAN_DEPENDENT = replace(
     dependent_launch=True,
 )
 """Tokens on the instruction's M side, a width of few, started before the one ahead has ended."""
-LEANS = (LEAN, LEAN_DEPENDENT)
+LEAN_CONSTANT = replace(LEAN, dependent_launch=True, constant_b=True)
+"""Reads B before the one ahead has ended."""
+LEANS = (LEAN, LEAN_DEPENDENT, LEAN_CONSTANT)
 EVERY = (AMPERE, HOPPER, HOPPER_FP16, HOPPER_INT8, HOPPER_DEPENDENT, *LEANS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,11 @@ def test_the_report_as_text_and_json() -> None:
     assert "1.000 (0.800)" in text
     assert "fp16's ratio over bf16's:\ntiny qkv 2048x64x32 fp16: 0.990" in text
     assert "1.000 (0.800)" not in grid_text(REPORT, compact=True)
+    promised = replace(REPORT, constant_b=True)
+    assert "| torch / ours, constant b |" in grid_text(promised)
+    assert promised.as_json()["constant_b"] is True
     facts = json.loads(json.dumps(REPORT.as_json()))
+    assert facts["constant_b"] is False
     assert facts["bands"][-1]["own_share"] == 0.75
     assert facts["rows"][1]["best"]["kernel"] == "mine"
     lost = row(4, {"torch": 9.0}, kernel="", wrong={"gemmsmith": "k: NaN"})

@@ -129,6 +129,7 @@ def test_list_tells_each_kernel_with_its_place(file: Path) -> None:
         "store": "tma",
         "swap": False,
         "dependent_launch": False,
+        "constant_b": False,
         "bias": True,
         "residual": False,
         "alignment": {"a": 8, "b": 8, "d": 8},
@@ -319,6 +320,7 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
             ("--grid", "llm", "--model", "llama3-8b", "--ffn", "llama3-8b"),
             "error: --grid names all that is measured: leave out --model, --ffn\n",
         ),
+        (("--constant-b", "--ffn", "llama3-8b"), "error: --constant-b goes with --grid\n"),
         (
             ("--dtype", "int8", "--all-kernels"),
             (

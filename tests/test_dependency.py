@@ -42,6 +42,18 @@ def test_code_that_must_not_start_early_is_refused(code: tuple[str, ...], fault:
     assert f"its machine code {fault}" in found
 
 
+def test_weights_that_nothing_writes_may_be_fetched_before_the_wait_and_nothing_else() -> None:
+    fetch, store = "UTMALDG.3D.MULTICAST [UR8], [UR4]", "UTMASTG.3D [UR8], [UR4]"
+    weights = read_dependency(sass(*GOOD, fetch, RELEASE, WAIT, LOAD))
+    assert weights.early_access == "UTMALDG.3D.MULTICAST"
+    assert dependency_fault(weights, constant_b=True) is None
+    assert "has UTMALDG.3D.MULTICAST ahead of ACQBULK" in str(dependency_fault(weights))
+    for more in (LOAD, store):
+        found = read_dependency(sass(*GOOD, fetch, more, RELEASE, WAIT))
+        assert "ahead of ACQBULK" in str(dependency_fault(found, constant_b=True))
+        assert dependency_fault(weakest([weights, found]), constant_b=True) is not None
+
+
 def test_shared_and_constant_memory_may_be_used_before_the_wait() -> None:
     ahead = ("LDS.128 R4, [R2]", "STS [R2], R4", "LDSM.16.M88.4 R4, [R2]", "ULDC.64 UR4, c[0x0]")
     assert read_dependency(sass(*ahead, "STL [R1], R2", WAIT)).early_access == ""

@@ -30,6 +30,10 @@ DEPENDENT = tuple(
 )
 
 
+def late_twin(spec: KernelSpec) -> KernelSpec:
+    return replace(spec, dependent_launch=False, constant_b=False)
+
+
 @pytest.fixture(scope="module")
 def kernels() -> KernelSet:
     """The kernels with the option and their twins without it."""
@@ -37,7 +41,7 @@ def kernels() -> KernelSet:
         pytest.skip("no GPU")
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the GPU is no Hopper")
-    twins = [replace(spec, dependent_launch=False) for spec in DEPENDENT]
+    twins = list(dict.fromkeys(map(late_twin, DEPENDENT)))
     loaded = KernelSet((*DEPENDENT, *twins), arch=DEPENDENT[0].arch, source="pairs")
     loaded.build()
     return loaded
@@ -125,7 +129,7 @@ def expect(chain: Chain, run: Callable[[], None], right: list[Tensor], where: st
 def test_chains_have_the_bits_of_kernels_that_follow_each_other(
     spec: KernelSpec, between: bool, kernels: KernelSet
 ) -> None:
-    early, late = kernels[spec.name], kernels[replace(spec, dependent_launch=False).name]
+    early, late = kernels[spec.name], kernels[late_twin(spec).name]
     for m, n in SIZES:
         where = f"{spec.name} at {m}x{n}x{n}"
         chain = Chain(spec, m, n)
@@ -138,6 +142,40 @@ def test_chains_have_the_bits_of_kernels_that_follow_each_other(
         with torch.cuda.graph(graph):
             chain.run(early, between=between)
         expect(chain, graph.replay, right, f"{where} in a graph")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("m", [1, 16, 200])
+def test_layers_with_constant_weights_have_the_bits_of_those_that_wait_for_each_other(
+    m: int,
+) -> None:
+    layers = [gemmsmith.nn.Linear(1024, 1024, False, "cuda", BF16) for _ in range(4)]
+    for layer in layers:
+        layer.requires_grad_(False)
+        layer.weight.normal_(std=1024**-0.5)
+        layer.constant_weight = True
+    start, result = (torch.randn(m, 1024, device="cuda").to(BF16) for _ in range(2))
+
+    def run(*, waiting: bool = False) -> None:
+        y = start
+        for step in range(STEPS):
+            y = layers[step % 4](y)
+            if waiting:
+                torch.cuda.synchronize()
+        result.copy_(y)
+
+    run(waiting=True)
+    right = result.clone()
+    assert right.isfinite().all()
+    assert right.abs().max() > 0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for each in (run, graph.replay):
+        for number in range(RUNS):
+            result.fill_(float("nan"))
+            each()
+            assert torch.equal(result, right), f"run {number}"
 
 
 def programmatic_edges(graph: Any) -> int:
@@ -159,7 +197,7 @@ def test_captured_launches_have_programmatic_edges(kernels: KernelSet) -> None:
     chain = Chain(spec, 16, 1024)
     found = {}
     for dependent in (False, True):
-        kernel = kernels[replace(spec, dependent_launch=dependent).name]
+        kernel = kernels[(spec if dependent else late_twin(spec)).name]
         chain.run(kernel, between=False)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph):

@@ -30,7 +30,15 @@ from gemmsmith.launcher.with_ctypes import CtypesLauncher, read_table
 from gemmsmith.launcher.with_pybind11 import module_path, pybind11_launcher
 from gemmsmith.render import include_dirs
 from gemmsmith.spec import KernelSpec
-from real_kernels import AMPERE, HOPPER, HOPPER_DEPENDENT, LEAN, LEAN_DEPENDENT, LEANS
+from real_kernels import (
+    AMPERE,
+    HOPPER,
+    HOPPER_DEPENDENT,
+    LEAN,
+    LEAN_CONSTANT,
+    LEAN_DEPENDENT,
+    LEANS,
+)
 
 ABI_VERSION = abi_version()
 ECHO = r"""
@@ -447,6 +455,7 @@ def test_real_kernels_tell_how_they_are_launched(
     assert {spec for spec, kernel in kernels.items() if kernel.dependent_launch} == {
         HOPPER_DEPENDENT,
         LEAN_DEPENDENT,
+        LEAN_CONSTANT,
     }
 
 

@@ -35,6 +35,7 @@ from real_kernels import (
     HOPPER_FP16,
     HOPPER_INT8,
     LEAN,
+    LEAN_CONSTANT,
     LEAN_DEPENDENT,
     LEANS,
 )
@@ -64,6 +65,7 @@ FEATURES: dict[str, tuple[KernelSpec, ...]] = {
     "residual": (replace(COOPERATIVE, tile=Tile(128, 128, 64), residual=True, bias=False),),
     "group_of_two": (AMPERE, replace(MULTISTAGE, residual=True, alignment=Alignment(2, 2, 2))),
     "lean": (LEAN,),
+    "constant_b": (LEAN_CONSTANT,),
     "int8_lean": (
         replace(
             LEAN_DEPENDENT,
@@ -273,7 +275,7 @@ def test_a_changed_file_changes_exactly_the_kernels_that_are_made_of_it(
     assert changes == [ampere_changes, hopper_changes, lean_changes]
 
 
-@pytest.mark.parametrize("spec", LEANS, ids=["split", "dependent"])
+@pytest.mark.parametrize("spec", LEANS, ids=["split", "dependent", "constant_b"])
 def test_a_lean_instruction_has_the_width_of_the_device_tile(spec: KernelSpec) -> None:
     text = render([spec]).text
     width = spec.device_tile.n

@@ -63,6 +63,10 @@ AMPERE: dict[str, Any] = {
             {**LEAN, "tile": Tile(16, 64, 128), "swap": True, "dependent_launch": True},
             "gemm_bf16_rcr_16x64x128_c1x1_lean_swap_pdl_sm90a",
         ),
+        (
+            {**LEAN, "dependent_launch": True, "constant_b": True},
+            "gemm_bf16_rcr_128x256x64_c1x1_lean_pdl_constb_sm90a",
+        ),
         ({"bias": False}, "gemm_bf16_rcr_128x256x64_c1x1_coop_nobias_sm90a"),
         ({"residual": True}, "gemm_bf16_rcr_128x256x64_c1x1_coop_res_sm90a"),
         (

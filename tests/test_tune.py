@@ -124,6 +124,14 @@ def test_jobs_are_each_weight_of_the_models_once_at_every_bucket() -> None:
     assert whole.dtype is INT8
 
 
+def test_weights_that_nothing_writes_have_entries_of_their_own() -> None:
+    (weight,) = weights_of([], [(64, 32)], epilogues=["residual"], constant=True)
+    job = Job(weight=weight, m=16)
+    assert job.problem.constant_b
+    assert job.key.epilogue == "residual+constant"
+    assert job.key != Job(weight=dataclasses.replace(weight, constant=False), m=16).key
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -564,6 +572,9 @@ def test_the_verb_writes_a_table_that_later_choices_obey(
     again = CliRunner().invoke(app, words)
     assert json.loads(again.stdout)["measured"] == 0
     assert len(a_gpu.jobs) == 2
+    promised = json.loads(CliRunner().invoke(app, [*words, "--constant-b"]).stdout)
+    assert promised["measured"] == 2
+    assert {each["epilogue"] for each in promised["entries"]} == {"constant"}
     text = CliRunner().invoke(app, [*words[:-1], "--again", "--budget", "1min"]).stdout
     assert "2 entries measured" in text
     assert "| 4096x4096 bf16 plain |" in text

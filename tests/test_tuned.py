@@ -168,6 +168,25 @@ def test_bf16_timings_stand_for_fp16_until_it_has_its_own() -> None:
     assert told(dataclasses.replace(call, d=FP32), twin) == []
 
 
+def test_a_promise_has_entries_of_its_own_or_those_of_calls_without(tmp_path: Path) -> None:
+    promised = dataclasses.replace(CALL, constant_b=True)
+    assert epilogue_of(promised) == "constant"
+    assert epilogue_of(dataclasses.replace(promised, residual=True)) == "residual+constant"
+    assert torch_can(promised)
+    path = table(own_tables() / "t.yaml", entry([timing(FAST, 1.2)]))
+    assert told(promised, FAST, SLOW) == [FAST.name]
+    half = dataclasses.replace(promised, a=FP16, b=FP16, d=FP16)
+    twin, other = (dataclasses.replace(each, a=FP16, b=FP16, d=FP16) for each in (FAST, SLOW))
+    assert told(half, twin, other) == [twin.name]
+    add_entry(path, entry([timing(SLOW, 1.3)], epilogue="constant"))
+    assert told(promised, FAST, SLOW) == [SLOW.name]
+    assert told(half, twin, other) == [other.name]
+    assert told(CALL, FAST, SLOW) == [FAST.name]
+    table(own_tables() / "t.yaml", entry([timing(SLOW, 0.9)], winner=TORCH, epilogue="constant"))
+    assert told(promised, FAST, SLOW) == [TORCH, SLOW.name]
+    assert told(CALL, FAST, SLOW) == []
+
+
 def test_neighbours_in_m_share_an_entry_and_neighbours_in_n_do_not(tmp_path: Path) -> None:
     table(own_tables() / "t.yaml", entry([timing(FAST, 1.2)]))
     assert told(dataclasses.replace(CALL, m=75), FAST) == [FAST.name]

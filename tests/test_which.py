@@ -98,6 +98,28 @@ def test_an_entry_is_shown_with_its_timings_and_bucket(file: Path) -> None:
     assert f"     16.0 µs  1.250 [1.240, 1.260]  {large.name} swizzle=4" in text
 
 
+def test_who_promises_a_constant_weight_is_told_of_the_kernels_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "early.yaml"
+    path.write_text(
+        "families:\n  - {name: own, arch: sm_90a, dtype: bf16, schedule: lean, swap: true,"
+        " dependent_launch: true, kernels: [{tile: [16, 64, 64]},"
+        " {tile: [16, 64, 64], constant_b: true}]}\n"
+    )
+    late, early = specs(path)
+    assert (late.constant_b, early.constant_b) == (False, True)
+    table(own_tables() / "h200.yaml", entry([timing(late, 1.1)], m=16))
+    told = asked(16, 4096, 4096, path)  # naming them is the promise
+    assert (told["choice"], told["fitting"]) == (late.name, 2)
+    assert "it was measured without constant_b" in told["notes"]
+    assert told["call"] == "16x4096x4096 bf16 rcr constant"
+    table(own_tables() / "h200.yaml", entry([timing(early, 1.2)], m=16, epilogue="constant"))
+    told = asked(16, 4096, 4096, path)
+    assert told["choice"] == early.name
+    assert "it was measured without constant_b" not in told["notes"]
+    assert asked(16, 4096, 4096, "--constant-b")["call"] == "16x4096x4096 bf16 rcr constant"
+    assert asked(16, 4096, 4096)["call"] == "16x4096x4096 bf16 rcr plain"
+
+
 def test_torch_is_the_choice_of_default_kernels_alone(file: Path) -> None:
     row = timing(specs(file)[0], 0.9)
     table(own_tables() / "h200.yaml", entry([row], winner=TORCH))

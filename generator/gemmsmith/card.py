@@ -231,7 +231,8 @@ def objection(spec: AnySpec, card: Card) -> str | None:
                 releases=card.grid_releases,
                 early_access=card.early_access,
                 constant_loads=card.constant_loads,
-            )
+            ),
+            constant_b=isinstance(spec, KernelSpec) and spec.constant_b,
         )
         if fault is not None:
             return f"dependent_launch is on, and {fault}"

@@ -55,31 +55,33 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-MATH_PER_SM = 3.38e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
+MATH_PER_SM = 4.3e6  # 16-bit FLOP per µs of one multiprocessor with two warpgroups; int8: twice
+ONE_WARPGROUP = 0.97  # of that rate with one
 SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 149e3  # bytes per µs that TMA brings into one multiprocessor
-L2 = 8.4e6  # bytes per µs that L2 reads for all, multicast ones counted once
+INGEST_PER_SM = 170e3  # bytes per µs that TMA brings into one multiprocessor
+L2 = 9.0e6  # bytes per µs that L2 reads for all, multicast ones counted once
 DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
-HBM = 4.33e6  # bytes per µs of device memory
-EPILOGUE = 1.4  # µs of a 128x128 tile's epilogue in a cooperative kernel
+HBM = 4.2e6  # bytes per µs of device memory
+EPILOGUE = 1.1  # µs of a 128x128 tile's epilogue in a cooperative kernel
 PINGPONG_EPILOGUE = 0.8  # the same where only the last tile's is not hidden by a main loop
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
 RAMP = 3.0  # µs of a block that is launched for one tile: pipeline fill and epilogue
 POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
-LEAN_RAMP = 2.8  # RAMP of a lean kernel
+LEAN_RAMP = 4.0  # RAMP of a lean kernel
 LEAN_EPILOGUE = 1.5  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
 CLUSTER_SUM = 0.5  # µs in which the blocks of a cluster exchange sums
-OVERLAPPED = 0.61  # of what a wave that is not full costs where blocks share a multiprocessor
+OVERLAPPED = 0.6  # of what a wave that is not full costs where blocks share a multiprocessor
 DEPENDENT = 0.8  # µs of launch and fill that a dependent launch hides
-LONELY = 0.42  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
-LONELY_BELOW = 0.73  # ... on a GPU that is filled up to here
+EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
+LONELY = 0.5  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
+LONELY_BELOW = 0.62  # ... on a GPU that is filled up to here
 CLUSTERED = {4: 0.88, 8: 0.85}  # share of the multiprocessors that clusters of this size can use
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
 SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves at its identity
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
-SHARPNESS = 6.9  # how nearly the tightest limit alone decides (a p-norm's p)
+SHARPNESS = 7.5  # how nearly the tightest limit alone decides (a p-norm's p)
 
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
@@ -156,12 +158,17 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     split = spec.scheduler == "stream_k"
     if split:
         rounds = max(1.0, full)
+    alone = (
+        spec.schedule == "warp_specialized"
+        or (spec.schedule == "pingpong" and rounds <= 1)
+        or (lean and device.m == 64)
+    )
     lonely = spec.dependent_launch and full < LONELY_BELOW
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0)
     whole = problem.k * size
     depth = whole / spec.split_k
     main_loops = {
-        "tensor cores": tile.m * tile.n * depth / MATH_PER_SM,
+        "tensor cores": tile.m * tile.n * depth / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
         # A once, B for each 64 rows of A
         "shared memory": depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,
         "TMA": depth * (tile.m + tile.n) / ingest,
@@ -184,6 +191,7 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         "lean": (LEAN_RAMP + LEAN_EPILOGUE * area / spec.split_k) * (1.0 if overlapped else rounds),
     }.get(spec.schedule, RAMP * rounds)
     exposed -= DEPENDENT if spec.dependent_launch else 0.0
+    exposed -= EARLY_WEIGHTS if spec.constant_b else 0.0
     exposed += CLUSTER_SUM if spec.split_k > 1 else 0.0
     if problem.activation != "none":  # ping-pong hides all but the last tile's
         exposed += (

@@ -122,6 +122,7 @@ def judged(
         "layout": layout,
         "cluster": Cluster(*keys.cluster[:2]),
         "split_k": keys.split_k,
+        "constant_b": keys.constant_b,
         "store": store,
         "scheduler": keys.scheduler,
         "swap": keys.swap,

@@ -206,6 +206,9 @@ class ArchKeys(_Block):
     dependent_launch: bool = False
     """Start before the kernel ahead in the stream has ended, and wait for it before touching
     memory: hides launch and start-up where kernels follow each other (sm_90a)."""
+    constant_b: bool = False
+    """Read B before the kernel ahead in the stream has ended: for weights that no queued work
+    writes (sm_90a, lean with dependent_launch)."""
     epilogue: EpilogueKeys = EpilogueKeys()
     """Whether a bias and a residual can be added; a bias alone where not given."""
     alignment: AlignmentKeys = AlignmentKeys()

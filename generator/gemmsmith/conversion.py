@@ -55,6 +55,7 @@ def convert(
     min_speedup: float = 1.0,
     tokens: Collection[int] = TIMED_TOKENS,
     skip: Collection[str] = (),
+    constant_weights: bool = False,
 ) -> Conversion:
     """Make the ``torch.nn.Linear`` layers of ``model`` run on gemmsmith and say which could not.
 
@@ -87,6 +88,8 @@ def convert(
             geometric mean; 0 swaps layers whatever their speed.
         tokens: rows of x at which layers are timed.
         skip: names of layers that stay as they are, whole or their ends.
+        constant_weights: sets :attr:`gemmsmith.nn.Linear.constant_weight` of the layers that are
+            swapped: a promise that no queued work writes a weight when its layer is called.
 
     Raises:
         ArgumentTypeError: where ``model`` is not a module.
@@ -95,6 +98,8 @@ def convert(
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     int8 = _is_int8(dtype)
+    if constant_weights and kernels is not None:
+        raise ArgumentError("constant_weights goes with the default kernels: drop one of them")
     if samples is not None and not int8:
         raise ArgumentError('samples prove int8 layers; pass dtype="int8" too')
     ties = _parameter_names(model)
@@ -129,15 +134,17 @@ def convert(
         else:
             ready.append((layer, module))
     if int8:
-        limits = (max_error, min_speedup, tokens)
+        limits = (max_error, min_speedup, tokens, constant_weights)
         swapped = list(_to_int8(model, ready, left, kernels, samples, *limits))
     else:
         swapped = [layer for layer, _ in ready]
         for _, module in ready:
             # the object stays, so whoever else holds it (a second parent, a hook) sees the swap too
             module.__class__ = nn.Linear
+            layer_of_ours = cast(nn.Linear, module)
             if kernels is not None:
-                cast(nn.Linear, module).use(kernels)
+                layer_of_ours.use(kernels)
+            layer_of_ours.constant_weight = constant_weights
     return Conversion(swapped=tuple(swapped), already=tuple(already), left=tuple(left))
 
 
@@ -171,6 +178,7 @@ def _to_int8(
     max_error: float,
     min_speedup: float,
     tokens: Collection[int],
+    constant_weights: bool,
 ) -> Iterator[Layer]:
     """Swap what is proven, one after the other, and give it; add the others to ``left``."""
     real = {layer.name: module for layer, module in ready if not module.weight.is_meta}
@@ -188,6 +196,7 @@ def _to_int8(
         after.train(module.training)
         if kernels is not None:
             after.use(kernels)
+        after.constant_weight = constant_weights
         proof = None
         if sample is not None:
             sizes = (layer.n, layer.k, module.bias is None, scale is None)
@@ -264,7 +273,8 @@ def _misfit(
     except UnknownArchitectureError as error:
         return str(error)
     letter = output_letter("" if kernels is None else kernels.handle, a)
-    reasons = [_why_none_takes(specs, n, k, a, dtype, bias, letter) for specs in sets]
+    promised = kernels is not None and kernels.constant_b
+    reasons = [_why_none_takes(specs, n, k, a, dtype, bias, letter, promised) for specs in sets]
     return "" if "" in reasons else "; ".join(dict.fromkeys(reasons))
 
 
@@ -286,7 +296,14 @@ def _default_specs(device: torch.device) -> tuple[tuple[KernelSpec, ...], ...]:
 
 
 def _why_none_takes(
-    specs: tuple[KernelSpec, ...], n: int, k: int, a: DType, d: DType, bias: bool, letter: str
+    specs: tuple[KernelSpec, ...],
+    n: int,
+    k: int,
+    a: DType,
+    d: DType,
+    bias: bool,
+    letter: str,
+    constant_b: bool,
 ) -> str:
     kind = (a, d, f"rc{letter}")
     # of another type or layout says nothing of this layer, unless all are
@@ -305,6 +322,7 @@ def _why_none_takes(
             d_align=alignment_of((n if letter == "r" else m) * d.bytes),
             bias=bias,
             scaled=a == INT8,
+            constant_b=constant_b,
         )
         reasons = misfits(alike or specs, problem)
         if reasons or not specs:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _WAIT, _RELEASE = "ACQBULK", "PREEXIT"  # griddepcontrol.wait and .launch_dependents
+_LOAD = "UTMALDG"
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _GLOBAL = re.compile(
     r"(LD|LDG|LDGSTS|ST|STG|ATOM|ATOMG|RED|REDG|U?BLK(CP|PF|RED)|UTMA(LDG|STG|REDG|PF))(\.|$)"
@@ -22,7 +23,8 @@ class GridDependency:
     releases: int = 0
     """Instructions that let the grid behind start."""
     early_access: str = ""
-    """First instruction ahead of the first wait that reads or writes global memory, if any."""
+    """First instruction ahead of the first wait that reads or writes global memory, if any; a TMA
+    load only where there is nothing else."""
 
     constant_loads: int = 0
     """Loads through the cache for memory that does not change while a kernel runs."""
@@ -35,7 +37,7 @@ def read_dependency(sass: str) -> GridDependency:
     return GridDependency(
         waits=names.count(_WAIT),
         releases=names.count(_RELEASE),
-        early_access=next((name for name in ahead if _GLOBAL.match(name)), ""),
+        early_access=_worst(name for name in ahead if _GLOBAL.match(name)),
         constant_loads=sum(name.startswith("LDG") and ".CONSTANT" in name for name in names),
     )
 
@@ -45,16 +47,24 @@ def weakest(found: Sequence[GridDependency]) -> GridDependency:
     return GridDependency(
         waits=min((each.waits for each in found), default=0),
         releases=min((each.releases for each in found), default=0),
-        early_access=next((each.early_access for each in found if each.early_access), ""),
+        early_access=_worst(each.early_access for each in found if each.early_access),
         constant_loads=max((each.constant_loads for each in found), default=0),
     )
 
 
-def dependency_fault(found: GridDependency) -> str | None:
-    """Return why such code must not start before the grid ahead has ended, or None if it may."""
+def _worst(names: Iterable[str]) -> str:
+    """Return the first that no kernel may have, else the first TMA load, which some may."""
+    return min(names, key=lambda name: name.startswith(_LOAD), default="")
+
+
+def dependency_fault(found: GridDependency, *, constant_b: bool = False) -> str | None:
+    """Return why such code must not start before the grid ahead has ended, or None if it may.
+
+    With ``constant_b`` its TMA may fetch B, which nothing writes, before that.
+    """
     if not found.waits:
         return f"its machine code lacks {_WAIT} (griddepcontrol.wait): it would not wait at all"
-    if found.early_access:
+    if found.early_access and not (constant_b and found.early_access.startswith(_LOAD)):
         return f"its machine code has {found.early_access} ahead of {_WAIT} (griddepcontrol.wait)"
     if found.constant_loads:
         return (

@@ -155,7 +155,8 @@ def _planned(call: Arguments, finish: Finish, out: Tensor) -> tuple[Operands | N
     residual = call.residual if call.beta else None
     matrices = operands(a, call.b, call.bias, residual, out, letter, finish)
     device = _device(a.get_device())
-    return matrices, _selection(kernels, device).plan(matrices.problem(), device)
+    chosen = _selection(kernels, device)
+    return matrices, chosen.plan(matrices.problem(constant_b=chosen.constant_b), device)
 
 
 @cache
@@ -186,6 +187,8 @@ class _NoKernels:
     """The selection of a GPU that gemmsmith has no kernels for."""
 
     specs = ()
+    torch_may_run = True
+    constant_b = False
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

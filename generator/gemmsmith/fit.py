@@ -19,10 +19,14 @@ def misfits(specs: Iterable[KernelSpec], problem: GemmProblem) -> list[str]:
     of its layout.
     """
     near = list(specs)
-    for alike in (_same_types, _same_gate, _same_layout):
+    for alike in (_same_promise, _same_types, _same_gate, _same_layout):
         near = [spec for spec in near if alike(spec, problem)] or near
     reasons = {misfit(spec, problem) for spec in near}
     return [] if "" in reasons else sorted(reasons)
+
+
+def _same_promise(spec: KernelSpec, problem: GemmProblem) -> bool:
+    return problem.constant_b or not spec.constant_b
 
 
 def _same_types(spec: KernelSpec, problem: GemmProblem) -> bool:
@@ -94,6 +98,11 @@ def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
         return "scales go with one matrix b, not with a batch of them"
     if problem.zero_point and not spec.zero_point:
         return "the kernel takes no zero point (epilogue.zero_point is false)"
+    if spec.constant_b and not problem.constant_b:
+        return (
+            "the kernel reads b while the kernel ahead may still write it (constant_b): pass"
+            " constant_b=True for weights that stay as they are and whose strides need no copy"
+        )
     if problem.gate != "none" and problem.n % (2 * GATE_BLOCK):
         return f"N={problem.n} is not a multiple of 16, the blocks of gate and up"
     return ""

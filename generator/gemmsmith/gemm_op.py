@@ -31,7 +31,7 @@ _OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
 def written_dtypes(dtype: torch.dtype, kernels: str) -> tuple[torch.dtype, ...]:
     """Return the output types of the kernels that take ``dtype``, the usual one first."""
     usual = OUTPUTS.get(dtype, ())
-    if not kernels:
+    if not kernels or selection(kernels).torch_may_run:
         return usual
     specs = selection(kernels).specs
     written = {_OF_DTYPE[spec.d] for spec in specs if _OF_DTYPE[spec.a] == dtype}
@@ -46,7 +46,7 @@ def _output_dtype(a: Tensor, kernels: str, wanted: torch.dtype | None) -> torch.
     """
     written = written_dtypes(a.dtype, kernels)
     if not written:
-        if not kernels:
+        if not kernels or selection(kernels).torch_may_run:
             raise ArgumentTypeError(f"a is {a.dtype}; {', '.join(map(_word, OUTPUTS))} are legal")
         taken = ", ".join(sorted({spec.a.name for spec in selection(kernels).specs}))
         raise ArgumentTypeError(f"a is {a.dtype}; the named kernels take {taken}")
@@ -104,7 +104,8 @@ def problem(
     """Return what the checked call asks of a kernel."""
     check(a, b, bias, residual, out.dtype, finish.gate)
     letter = output_letter(kernels, TORCH_DTYPES[a.dtype])
-    return operands(a, b, bias, residual, out, letter, finish).problem()
+    promised = bool(kernels) and selection(kernels).constant_b
+    return operands(a, b, bias, residual, out, letter, finish).problem(constant_b=promised)
 
 
 class _Call(Arguments):

@@ -75,6 +75,9 @@ def one_for_all(
 class _BatchInvariant:
     """A :class:`gemmsmith.kernelset.Selection` of the default kernels of whatever GPU calls."""
 
+    torch_may_run = False
+    constant_b = False
+
     @cached_property
     def specs(self) -> tuple[KernelSpec, ...]:
         """What may run on some GPU, so that a call can be checked without one."""

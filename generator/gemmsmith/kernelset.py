@@ -57,6 +57,14 @@ class Selection(Protocol):
     def specs(self) -> tuple[KernelSpec, ...]:
         """The kernels in question."""
 
+    @property
+    def torch_may_run(self) -> bool:
+        """Whether torch takes what no kernel fits."""
+
+    @property
+    def constant_b(self) -> bool:
+        """Whether who names it promises that no work which is queued already writes B."""
+
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it: the same each time.
 
@@ -102,10 +110,10 @@ def output_letter(handle: str, a: DType) -> str:
 
 def refuse_misfit(handle: str, problem: GemmProblem) -> None:
     """Raise NoKernelError where nothing that ``handle`` stands for takes ``problem``."""
-    specs = selection(handle).specs
-    reasons = misfits(specs, problem)
+    named = selection(handle)
+    reasons = [] if named.torch_may_run else misfits(named.specs, problem)
     if reasons:
-        names = specs[0].name if len(specs) == 1 else "no kernel of the set fits"
+        names = named.specs[0].name if len(named.specs) == 1 else "no kernel of the set fits"
         raise NoKernelError(f"{names}: {'; '.join(reasons)}")
 
 
@@ -149,7 +157,10 @@ def default_kernels(arch: str) -> KernelSet:
 
 
 class KernelSet:
-    """Kernels of one architecture: ``ks["name"](a, b)`` runs one, ``ks.gemm(a, b)`` chooses."""
+    """Kernels of one architecture: ``ks["name"](a, b)`` runs one, ``ks.gemm(a, b)`` chooses.
+
+    Where some have ``constant_b``, naming the set is the promise that :func:`gemmsmith.gemm` tells.
+    """
 
     def __init__(
         self,
@@ -165,7 +176,8 @@ class KernelSet:
         self.arch = arch
         self.source = source
         self._by_name = {spec.name: spec for spec in self.specs}
-        self._torch_may_run = torch_may_run
+        self.torch_may_run = torch_may_run
+        self.constant_b = not torch_may_run and any(spec.constant_b for spec in self.specs)
         self.supply = supply or Compiled(source)
         self._of_kind: dict[Kind, list[KernelSpec]] = {}
         for spec in self.specs:
@@ -249,7 +261,7 @@ class KernelSet:
             if chosen is not None:
                 return _plan(chosen, ready)
         reasons = misfits(self.specs, problem)
-        if self._torch_may_run:
+        if self.torch_may_run:
             return "; ".join(reasons) or self._no_default()
         if not reasons:
             which = "no kernel" if not ready else "no kernel that fits"
@@ -260,7 +272,7 @@ class KernelSet:
     def _tabled(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str | None:
         """Return what the tuned tables say; None where they say nothing that can be done."""
         tables = tables_for(device.name, device.sm_count, device.capability)
-        for told in tables.choices(problem, self._by_name, torch=self._torch_may_run):
+        for told in tables.choices(problem, self._by_name, torch=self.torch_may_run):
             if isinstance(told, str):
                 return told
             loaded = self._shelves[kind_of(told.spec)].kernels()
@@ -293,8 +305,11 @@ class KernelSet:
 class ExactKernel:
     """One kernel of a set, called by name: it runs or says why it cannot."""
 
+    torch_may_run = False
+
     def __init__(self, kernels: KernelSet, spec: KernelSpec, tuning: Tuning | None = None) -> None:
         self.spec = spec
+        self.constant_b = spec.constant_b  # naming it is the promise
         self._kernels = kernels
         self._tuning = tuning
         self.handle = register(self, spec.name)

@@ -67,6 +67,12 @@ def _keys_of_the_api(spec: KernelSpec) -> Iterator[Objection]:
             f" griddepcontrol, which needs sm_90a; {arch.name} has none",
             fix="set dependent_launch: false",
         )
+    if spec.constant_b and spec.schedule != "lean":
+        yield Objection(
+            key="constant_b",
+            reason=f"only lean kernels read B early, not {spec.schedule}",
+            fix="set constant_b: false" + (", or schedule: lean" if arch.clusters else ""),
+        )
     if spec.split_k != 1 and spec.schedule != "lean":
         yield Objection(
             key="split_k",

@@ -81,8 +81,12 @@ class Operands:
             *self.finish.addresses,
         )
 
-    def problem(self) -> GemmProblem:
-        """Return the call as the legality predicate and the choice see it."""
+    def problem(self, *, constant_b: bool = False) -> GemmProblem:
+        """Return the call as the legality predicate and the choice see it.
+
+        ``constant_b``: the caller promises that no queued work writes B. The promise does not hold
+        for a copy of B, which was queued just now.
+        """
         a, b, d = self.a, self.b, self.d
         d_align = d.alignment
         if self.c is not None:
@@ -107,6 +111,7 @@ class Operands:
             gate=self.finish.gate,
             scaled=self.finish.scaled,
             zero_point=self.finish.a_zero is not None,
+            constant_b=constant_b and not b.copied,
         )
 
 

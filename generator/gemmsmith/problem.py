@@ -53,6 +53,8 @@ class GemmProblem:
     """Whether rows or columns of the product have scales."""
     zero_point: bool = False
     """Whether rows of A have zero points."""
+    constant_b: bool = False
+    """Whether the caller promises that no work which is queued already writes B."""
 
     @property
     def columns(self) -> int:
@@ -84,6 +86,7 @@ def packed_problem(
     gate: str = "none",
     residual: bool = False,
     scaled: bool = False,
+    constant_b: bool = False,
 ) -> GemmProblem:
     """Return the call on whole tensors without padding between rows, as allocators give them."""
     written = d or dtype
@@ -110,4 +113,5 @@ def packed_problem(
         gate=gate,
         residual=residual,
         scaled=scaled,
+        constant_b=constant_b,
     )

@@ -158,6 +158,7 @@ def template_values(spec: AnySpec) -> dict[str, Any]:
         "gate": _ACTIVATIONS[spec.gate],
         "scaled": _BOOLEANS[spec.scaled],
         "zero_point": _BOOLEANS[spec.zero_point],
+        "constant_b": _BOOLEANS[spec.constant_b],
         "wgmma": wgmma(spec) if spec.schedule == "lean" else None,
     }
 

@@ -27,6 +27,7 @@ values. With fewer left, ptxas waits for each instruction and spills kilobytes, 
 def objections(spec: KernelSpec) -> Iterator[Objection]:
     """Yield what makes ``spec`` impossible; its numbers are positive and its keys of sm_90a."""
     yield from _tile(spec)
+    yield from _early(spec)
     yield from _cluster(spec)
     yield from _epilogue(spec)
 
@@ -64,6 +65,15 @@ def _tile(spec: KernelSpec) -> Iterator[Objection]:
             reason=f"{spec.tile} keeps {sums} accumulator registers a thread; {most} fit beside"
             f" the rest with {groups} warpgroup{'s' * (groups > 1)}",
             fix="halve tile.m or tile.n",
+        )
+
+
+def _early(spec: KernelSpec) -> Iterator[Objection]:
+    if spec.constant_b and not spec.dependent_launch:
+        yield Objection(
+            key="constant_b",
+            reason="a kernel that reads B before the one ahead has ended must be started then",
+            fix="set dependent_launch: true",
         )
 
 

@@ -111,6 +111,9 @@ class KernelSpec:
     dependent_launch: bool = False
     """Start before the kernel ahead in the stream has ended, and wait for it before touching memory
     (programmatic dependent launch, sm_90a)."""
+    constant_b: bool = False
+    """Read B before the kernel ahead has ended: for weights that no queued work writes (``lean``
+    with ``dependent_launch``)."""
     bias: bool = True
     """Whether the epilogue can add a bias vector (N,)."""
     residual: bool = False
@@ -155,6 +158,7 @@ class KernelSpec:
         words += ["swap"] if self.swap else []
         words += ["direct"] if self.store == "direct" else []
         words += ["pdl"] if self.dependent_launch else []
+        words += ["constb"] if self.constant_b else []
         words += [] if self.bias else ["nobias"]
         words += ["res"] if self.residual else []
         words += ["scaled"] if self.scaled else []

@@ -23,6 +23,7 @@ _USUAL = {
     "scheduler": "static",
     "swap": False,
     "dependent_launch": False,
+    "constant_b": False,
     "layout": "rcr",
 }
 

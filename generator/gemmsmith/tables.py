@@ -57,15 +57,19 @@ class Tables:
     def find(self, problem: GemmProblem) -> Found | None:
         """Return the entry for exactly these N, K, layout and epilogue, nearest in M.
 
-        Types are exact too, but for fp16 without an entry, which has that of bf16.
+        Types are exact too, but for fp16 without an entry, which has that of bf16; and calls that
+        promise a constant B have, without an entry, that of others.
         """
         if problem.batch > 1:
             return None
-        key = key_of(problem)
-        found = self.entries.get(key)
-        if found is None and key.a == key.d == FP16.name:
-            found = self.entries.get(replace(key, a=BF16.name, d=BF16.name))
-        return found
+        for promised in (True, False) if problem.constant_b else (False,):
+            key = key_of(replace(problem, constant_b=promised))
+            found = self.entries.get(key)
+            if found is None and key.a == key.d == FP16.name:
+                found = self.entries.get(replace(key, a=BF16.name, d=BF16.name))
+            if found is not None:
+                return found
+        return None
 
     def choices(
         self, problem: GemmProblem, specs: Mapping[str, KernelSpec], *, torch: bool

@@ -206,7 +206,8 @@ def key_of(problem: GemmProblem) -> Key:
 def epilogue_of(problem: GemmProblem) -> str:
     """Return what the epilogue does, in a word: ``plain``, or words joined by ``+``.
 
-    A bias costs nothing measurable, and which function it is little, so neither counts.
+    ``constant`` is no part of it, but makes other kernels fit: the promise that nothing writes B. A
+    bias costs nothing measurable, and which function it is little, so neither counts.
     """
     words = {
         "scaled": problem.scaled,
@@ -214,6 +215,7 @@ def epilogue_of(problem: GemmProblem) -> str:
         "activation": problem.activation != "none",
         "gate": problem.gate != "none",
         "residual": problem.residual,
+        "constant": problem.constant_b,
     }
     return "+".join(word for word, there in words.items() if there) or "plain"
 
@@ -223,7 +225,7 @@ def torch_can(problem: GemmProblem) -> bool:
 
     A bias and all else is added by gemmsmith in fp32 where torch computes, which costs far more.
     """
-    plain = epilogue_of(problem) == "plain" and not problem.bias
+    plain = epilogue_of(replace(problem, constant_b=False)) == "plain" and not problem.bias
     return plain and problem.a == problem.d and problem.batch == 1
 
 

@@ -151,6 +151,8 @@ def _notes(
     if found is None:
         return notes
     notes += differences(found, gpu, sm_count, specs[0].arch.name)
+    if problem.constant_b and "constant" not in found.entry.epilogue.split("+"):
+        notes.append("it was measured without constant_b")
     if found.entry.a != problem.a.name:
         notes.append(f"{found.entry.a} was measured, and stands for {problem.a.name}")
     known = {timed_as(spec, found.entry.a) for spec in specs}

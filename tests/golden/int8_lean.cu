@@ -20,6 +20,7 @@ struct gemm_int8_rcr_64x32x128_s4_c2x1_lean_pdl_scaled_actany_sm90a_traits {
   static constexpr bool kResidual = false;
   static constexpr Activation kActivation = Activation::kAny;
   static constexpr bool kScaled = true;
+  static constexpr bool kConstantWeights = false;
   static constexpr bool kDependentLaunch = true;
   // One wgmma instruction: sums of 64 rows by 32 columns, 16 of them in each thread.
   __device__ static void multiply(uint64_t m_side, uint64_t n_side, ElementAccumulator (&sums)[16]) {

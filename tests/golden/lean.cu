@@ -20,6 +20,7 @@ struct gemm_bf16_rcr_16x64x64_c1x2_lean_splitk2_swap_res_sm90a_traits {
   static constexpr bool kResidual = true;
   static constexpr Activation kActivation = Activation::kNone;
   static constexpr bool kScaled = false;
+  static constexpr bool kConstantWeights = false;
   static constexpr bool kDependentLaunch = false;
   // One wgmma instruction: sums of 64 rows by 16 columns, 8 of them in each thread.
   __device__ static void multiply(uint64_t m_side, uint64_t n_side, ElementAccumulator (&sums)[8]) {

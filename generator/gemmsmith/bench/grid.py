@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ class GridReport:
 
     environment: Environment
     rows: tuple[BenchRow, ...]
+    constant_b: bool = False
+    """Whether our calls promised that no queued work writes the weight."""
 
     @property
     def wrong(self) -> tuple[tuple[BenchRow, str, str], ...]:
@@ -105,6 +108,7 @@ class GridReport:
         return {
             "format": 1,
             "environment": asdict(self.environment),
+            "constant_b": self.constant_b,
             "bands": [asdict(band) for band in self.bands],
             "fp16_over_bf16": [{"cell": row.label, "ratio": ratio} for row, ratio in self.twins],
             "rows": [row.as_json() for row in self.rows],
@@ -188,12 +192,13 @@ def run_grid(
     grid: str,
     *,
     m: Sequence[int] | None = None,
+    constant_b: bool = False,
     json_path: Path | None = None,
     seconds_per_shape: float = SECONDS,
     progress: Callable[[str], None] = lambda line: None,
     building: Progress | None = None,
 ) -> GridReport:
-    """Return the measured grid of the default kernels.
+    """Return the measured grid of the default kernels; with ``constant_b`` calls promise that.
 
     Raises:
         MeasureError: where there is no such grid.
@@ -204,23 +209,28 @@ def run_grid(
     environment = environment_here()
     usual = default_kernels(detect_architecture().name)
     usual.build(progress=building)
-    own = KernelSet(usual.specs, arch=usual.arch, source=usual.source, supply=usual.supply)
+    specs = [spec for spec in usual.specs if constant_b or not spec.constant_b]
+    own = KernelSet(specs, arch=usual.arch, source=usual.source, supply=usual.supply)
+    gemm = partial(gemmsmith.gemm, constant_b=constant_b)
+    made = partial(GridReport, environment=environment, constant_b=constant_b)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[BenchRow] = []
-    for row in _measured(cases, own, seconds_per_shape):
+    for row in _measured(cases, gemm, own.gemm, seconds_per_shape):
         rows.append(row)
         progress(row_line(row))
         if json_path is not None:
-            report = GridReport(environment=environment, rows=tuple(rows))
+            report = made(rows=tuple(rows))
             json_path.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    return GridReport(environment=environment, rows=tuple(rows))
+    return made(rows=tuple(rows))
 
 
-def _measured(cases: Sequence[BenchCase], own: KernelSet, seconds: float) -> Iterator[BenchRow]:
+def _measured(
+    cases: Sequence[BenchCase], gemm: peers.Gemm, own: peers.Gemm, seconds: float
+) -> Iterator[BenchRow]:
     for case in cases:
         inputs = peers.make_inputs(case.m, case.n, case.k, MEASURED_DTYPES[case.dtype])
-        checked = grid_arms(inputs, gemmsmith.gemm, own.gemm)
+        checked = grid_arms(inputs, gemm, own)
         policy = Policy(seconds=seconds)
         keep = tuple(checked.arms)
         yield BenchRow(
@@ -243,7 +253,7 @@ def _measured(cases: Sequence[BenchCase], own: KernelSet, seconds: float) -> Ite
 def grid_text(report: GridReport, *, compact: bool = False) -> str:
     """Return the bands, then each weight's ratios by M; ``compact`` leaves the latter out."""
     head = [
-        "torch / ours",
+        "torch / ours, constant b" if report.constant_b else "torch / ours",
         "geomean",
         "worst",
         "at",

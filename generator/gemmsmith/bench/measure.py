@@ -53,8 +53,14 @@ def compare(
 def rotating(
     make: Callable[[], T], bytes_per_set: float, at_least: float = ROTATED_BYTES
 ) -> tuple[T, ...]:
-    """Return so many sets from ``make`` that they hold ``at_least`` bytes: more than a cache."""
-    return tuple(make() for _ in range(max(1, math.ceil(at_least / bytes_per_set))))
+    """Return so many sets from ``make`` that they hold ``at_least`` bytes: more than a cache.
+
+    They are written when this returns, as kernels with ``constant_b`` need it.
+    """
+    sets = tuple(make() for _ in range(max(1, math.ceil(at_least / bytes_per_set))))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return sets
 
 
 def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:

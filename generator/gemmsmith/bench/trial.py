@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,8 @@ def _best(kernels: KernelSet, shape: tuple[int, int, int], dtype: DType) -> Kern
     m, n, k = shape
     problem = packed_problem(m, n, k, dtype)
     sm_count = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    chosen = choose(kernels.specs, problem, sm_count)
+    promised = replace(problem, constant_b=True)  # where no other kernel fits
+    chosen = choose(kernels.specs, problem, sm_count) or choose(kernels.specs, promised, sm_count)
     if chosen is None:
         reasons = sorted({misfit(spec, problem) for spec in kernels.specs})
         raise NoKernelError(f"no kernel of {kernels.source} fits: " + "; ".join(reasons))
@@ -189,6 +190,8 @@ class _Maker:
     def _laid(self, rows: int, columns: int, layout: str, make: Callable[..., Tensor]) -> Tensor:
         size = (rows, columns) if layout == "r" else (columns, rows)
         made = make(size, dtype=_TORCH[self.dtype], device=self.device)
+        if made.is_cuda:  # a kernel with constant_b needs B to be written
+            torch.cuda.synchronize()
         return made if layout == "r" else made.t()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.cli.options import AsJson, Source, print_json, specs_of
+from gemmsmith.cli.options import AsJson, ConstantB, Source, print_json, specs_of
 
 if TYPE_CHECKING:
     from gemmsmith.arch import Architecture
@@ -56,16 +57,19 @@ def which(
     ] = None,
     *,
     residual: Annotated[bool, typer.Option("--residual", help="With a residual.")] = False,
+    constant_b: ConstantB = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which kernel takes a call, why, and what the others would take. Needs no GPU."""
     from gemmsmith.which import explain_choice, text
 
     row, name, sm_count = _device(arch, gpu, sms)
+    specs = specs_of(source, [row.name])
+    named = source is not None and any(spec.constant_b for spec in specs)  # which is the promise
     problem = _problem((m, n, k), dtype, layout, activation, gate, residual=residual)
     told = explain_choice(
-        specs_of(source, [row.name]),
-        problem,
+        specs,
+        replace(problem, constant_b=constant_b or named),
         gpu=name,
         sm_count=sm_count,
         torch_may_run=source is None,
@@ -207,6 +211,7 @@ def tune(
     again: Annotated[
         bool, typer.Option("--again", help="Measure what is measured already once more.")
     ] = False,
+    constant_b: ConstantB = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure which kernel is the fastest at each shape of models, beside torch. Needs a GPU.
@@ -223,6 +228,7 @@ def tune(
         [_sizes(word) for word in weight or ()],
         dtype=dtype,
         epilogues=epilogue or ("plain",),
+        constant=constant_b,
     )
     request = Request(
         files=tuple(file or ()),

@@ -110,6 +110,7 @@ def _facts(spec: KernelSpec) -> dict[str, Any]:
         "store": spec.store,
         "swap": spec.swap,
         "dependent_launch": spec.dependent_launch,
+        "constant_b": spec.constant_b,
         "bias": spec.bias,
         "residual": spec.residual,
         "alignment": spec.alignment._asdict(),

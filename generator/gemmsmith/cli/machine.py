@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmsmith.cli.options import AsJson, Source, print_json, source_of
+from gemmsmith.cli.options import AsJson, ConstantB, Source, print_json, source_of
 
 Dtype = Annotated[
     str | None, typer.Option(metavar="fp16|bf16", help="Element type.", show_default=False)
@@ -142,6 +142,7 @@ def bench(
     all_kernels: Annotated[
         bool, typer.Option("--all-kernels", help="Also time every kernel that fits, alone.")
     ] = False,
+    constant_b: ConstantB = False,
     compact: Annotated[bool, typer.Option("--compact", help="Print ratios only.")] = False,
     check_harness: Annotated[
         bool,
@@ -169,6 +170,7 @@ def bench(
         seconds=seconds,
         output=output,
         all_kernels=all_kernels,
+        constant_b=constant_b,
         compact=compact,
         as_json=as_json,
     )

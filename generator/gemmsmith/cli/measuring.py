@@ -37,6 +37,7 @@ class Measurement:
     seconds: float | None
     output: Path | None
     all_kernels: bool
+    constant_b: bool
     compact: bool
     as_json: bool
 
@@ -70,7 +71,10 @@ def print_measured(asked: Measurement) -> None:
 
 def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
     from gemmsmith.dtypes import INT8, parse_dtype
+    from gemmsmith.errors import MeasureError
 
+    if asked.constant_b and asked.grid is None:
+        raise MeasureError("--constant-b goes with --grid")
     wholes = {"--grid": asked.grid, "--ffn": asked.ffn, "--epilogues": asked.epilogues}
     for name, value in wholes.items():
         if value is not None:
@@ -130,7 +134,7 @@ def _int8(asked: Measurement) -> Measured:
 def _grid(asked: Measurement) -> Measured:
     from gemmsmith.bench.grid import SECONDS, grid_text, run_grid
 
-    report = run_grid(str(asked.grid), **_common(asked, SECONDS))
+    report = run_grid(str(asked.grid), constant_b=asked.constant_b, **_common(asked, SECONDS))
     return report, lambda compact: grid_text(report, compact=compact)
 
 

@@ -37,6 +37,12 @@ Names = Annotated[
         "--kernel", metavar="NAME", help="Only this kernel; repeatable.", show_default=False
     ),
 ]
+ConstantB = Annotated[
+    bool,
+    typer.Option(
+        "--constant-b", help="For calls that promise constant_b: no queued work writes the weight."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 

@@ -148,6 +148,16 @@ class FeedForward(torch.nn.Module):
         del inputs  # nothing depends on them here
         return gate_up, PreparedLinear.from_weight(down.weight, down.bias)
 
+    @property
+    def constant_weight(self) -> bool:
+        """Whether both layers promise that no queued work writes their weights
+        (:attr:`gemmsmith.nn.Linear.constant_weight`)."""
+        return self.gate_up.constant_weight and self.down.constant_weight
+
+    @constant_weight.setter
+    def constant_weight(self, promised: bool) -> None:
+        self.gate_up.constant_weight = self.down.constant_weight = promised
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""
         check_is_tensor(input)

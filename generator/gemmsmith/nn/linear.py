@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gemmsmith.ops  # noqa: F401  registers torch.ops.gemmsmith
+from gemmsmith import constant
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentTypeError
 from gemmsmith.invariant import HANDLE, WORD, handle_of
@@ -91,7 +92,31 @@ class Linear(torch.nn.Linear):
 
     @deterministic.setter
     def deterministic(self, word: str) -> None:
-        self.kernels = handle_of(word) if word else ""
+        kernels = handle_of(word) if word else ""
+        self.kernels = constant.handle_of(kernels) if self.constant_weight else kernels
+
+    @property
+    def constant_weight(self) -> bool:
+        """Whether calls promise that no queued work writes the weight (``constant_b`` of
+        :func:`gemmsmith.gemm`).
+
+        Setting it waits for what is queued on the weight's GPU. After the weight is written again,
+        as by ``load_state_dict``, ``.to`` or an update in place, wait before the next call:
+        ``torch.cuda.synchronize()``.
+
+        Raises:
+            ArgumentError: where the layer is deterministic, or tied to kernels.
+        """
+        return self.kernels == constant.HANDLE
+
+    @constant_weight.setter
+    def constant_weight(self, promised: bool) -> None:
+        if promised:
+            self.kernels = constant.handle_of(self.kernels)
+            if self.weight.is_cuda:
+                torch.cuda.synchronize(self.weight.device)
+        elif self.constant_weight:
+            self.kernels = ""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return (..., N) from (..., K)."""

@@ -29,6 +29,8 @@ class Weight:
     k: int
     dtype: DType
     epilogue: str = "plain"
+    constant: bool = False
+    """Whether calls promise that no queued work writes it."""
 
     def problem(self, m: int) -> GemmProblem:
         """Return the call on ``m`` rows, as layers make it: y = x @ w.T."""
@@ -43,6 +45,7 @@ class Weight:
             residual=self.epilogue == "residual",
             activation="gelu" if self.epilogue == "activation" else "none",
             gate="silu" if self.epilogue == "gate" else "none",
+            constant_b=self.constant,
         )
 
 
@@ -70,6 +73,7 @@ def weights_of(
     *,
     dtype: str = "bf16",
     epilogues: Sequence[str] = ("plain",),
+    constant: bool = False,
 ) -> tuple[Weight, ...]:
     """Return each weight of the models, and each (n, k) of ``shapes``, once.
 
@@ -89,7 +93,7 @@ def weights_of(
     asked = [(each.op, each.n, each.k) for name in models for each in load_model(name).shapes]
     asked += [("", n, k) for n, k in shapes]
     found = [
-        Weight(n=n, k=k, dtype=element, epilogue=epilogue)
+        Weight(n=n, k=k, dtype=element, epilogue=epilogue, constant=constant)
         for epilogue in epilogues
         for op, n, k in asked
         if epilogue != "gate" or op in ("gate_up", "")

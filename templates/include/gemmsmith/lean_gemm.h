@@ -211,20 +211,38 @@ struct LeanGemm {
     int const offset_n = place.m * (kTileN / kClusterM) * kSlabBytes;
     uint16_t const mask_m = place.mask_along_n(), mask_n = place.mask_along_m();
 
+    auto load_m = [&](int i, int stage) {
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        load<kClusterN>(params.map_m, params.hint_m, barriers.full[stage], mask_m,
+                        data + stage * kStageBytes + slab * kBytesM + offset_m,
+                        (range.first + i) * kTileK + slab * kSlabElements, row_m, batch_m);
+      }
+    };
+    auto load_n = [&](int i, int stage) {
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        load<kClusterM>(params.map_n, params.hint_n, barriers.full[stage], mask_n,
+                        data + stage * kStageBytes + kSlabs * kBytesM + slab * kBytesN + offset_n,
+                        (range.first + i) * kTileK + slab * kSlabElements, row_n, batch_n);
+      }
+    };
+    /* Weights that no kernel ahead writes fill the free buffers while it still runs. */
+    int const early = Traits::kConstantWeights ? min(range.count, kStages) : 0;
+    for (int i = 0; i < early; ++i) {
+      Barrier::arrive_and_expect_tx(&barriers.full[i], kStageBytes);
+      kSwap ? load_m(i, i) : load_n(i, i);
+    }
     await_ahead();
-
+    for (int i = 0; i < early; ++i) {
+      kSwap ? load_n(i, i) : load_m(i, i);
+    }
     Pipe pipe;
-    for (int i = 0; i < range.count; ++i) {
+    pipe.stage = early % kStages;
+    pipe.phase = early == kStages;
+    for (int i = early; i < range.count; ++i) {
       Barrier::wait(&barriers.empty[pipe.stage], pipe.phase ^ 1);
       Barrier::arrive_and_expect_tx(&barriers.full[pipe.stage], kStageBytes);
-      uint8_t *stage = data + pipe.stage * kStageBytes;
-      for (int slab = 0; slab < kSlabs; ++slab) {
-        int const k = (range.first + i) * kTileK + slab * kSlabElements;
-        load<kClusterN>(params.map_m, params.hint_m, barriers.full[pipe.stage], mask_m,
-                        stage + slab * kBytesM + offset_m, k, row_m, batch_m);
-        load<kClusterM>(params.map_n, params.hint_n, barriers.full[pipe.stage], mask_n,
-                        stage + kSlabs * kBytesM + slab * kBytesN + offset_n, k, row_n, batch_n);
-      }
+      load_m(i, pipe.stage);
+      load_n(i, pipe.stage);
       pipe.advance();
     }
   }

@@ -1,0 +1,61 @@
+"""The default kernels for weights that stay as they are.
+
+Some of them fetch B while the kernel ahead of them still runs, which hides the start of their
+loads. That is right where nothing that is queued already writes B, which only the caller can know.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from gemmsmith import invariant
+from gemmsmith.arch import ARCHITECTURES, architecture_of
+from gemmsmith.errors import ArgumentError, UnknownArchitectureError
+from gemmsmith.kernelset import DeviceFacts, Plan, default_kernels, register_as
+from gemmsmith.problem import GemmProblem
+from gemmsmith.spec import KernelSpec
+
+HANDLE = "constant-b"
+"""What a call names to promise it; the same in every process."""
+
+
+def handle_of(kernels: str = "") -> str:
+    """Return the handle that a call with ``constant_b`` names.
+
+    Raises:
+        ArgumentError: where kernels are named besides, or the batch-invariant mode is.
+    """
+    if kernels == invariant.HANDLE:
+        raise ArgumentError(
+            "constant_b goes without deterministic='batch', whose one kernel reads b late: drop one"
+        )
+    if kernels not in ("", HANDLE):
+        raise ArgumentError(
+            "constant_b chooses among the default kernels: of your own, those that have constant_b"
+            " need no promise beside their name"
+        )
+    return HANDLE
+
+
+class _ConstantB:
+    """A :class:`gemmsmith.kernelset.Selection` of the default kernels of whatever GPU calls."""
+
+    torch_may_run = True
+    constant_b = True
+
+    @cached_property
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """What may run on some GPU, so that a call can be checked without one."""
+        every = (spec for row in ARCHITECTURES for spec in default_kernels(row.name).specs)
+        return tuple(spec for spec in every if spec.layout[2] == "r")
+
+    def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
+        """Return the kernel for ``problem``, or why torch has to take it."""
+        try:
+            kernels = default_kernels(architecture_of(device.capability).name)
+        except UnknownArchitectureError as error:
+            return str(error)
+        return kernels.plan(problem, device)
+
+
+register_as(_ConstantB(), HANDLE)
