@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gemmsmith.tables import forget_tables
 from gemmsmith.tune.reduce import reduce_set
 from gemmsmith.tune.reduce_text import reduction_text
 from gemmsmith.tuned import TORCH, Entry, identified
+from real_kernels import LEAN, LEAN_DEPENDENT
 from tuned_data import entry, table, timing
 
 A, B, C = hopper(128), hopper(192), hopper(256)
@@ -126,6 +128,8 @@ def test_a_written_file_describes_exactly_the_kernels(tmp_path: Path) -> None:
     file.write_text(families_yaml([A, B, hopper(64, swap=True), ampere()], "x", [FP16]))
     twins = load_specs(file)
     assert len(twins) == 8
+    file.write_text(families_yaml([LEAN, LEAN_DEPENDENT, replace(LEAN, split_k=4)], "x"))
+    assert "split_k: 4" in file.read_text()
     assert {spec.a.name for spec in twins} == {"bf16", "fp16"}
 
 

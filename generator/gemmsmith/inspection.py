@@ -63,5 +63,6 @@ def expected_registers(threads: int, accumulators: int) -> int:
 
     No more than let one block run: warp-specialised kernels ask for theirs after launch.
     """
-    most = min(_MOST_REGISTERS, 65_536 // threads // 8 * 8)
+    counted = -(-threads // 128) * 128  # warps are counted by fours
+    most = min(_MOST_REGISTERS, 65_536 // counted // 8 * 8)
     return min(most, accumulators + _BESIDE_ACCUMULATORS)
