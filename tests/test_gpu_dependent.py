@@ -54,8 +54,9 @@ class Chain:
         torch.manual_seed(m + n)
         self.spec = spec
         columns = n if spec.gate == "none" else 2 * n
+        self.size = 1.0 if spec.gate == "none" else 0.5  # a gate squares: its chain must not grow
         self.weights = [self._weight(columns, n, device) for _ in range(3)]
-        self.bias = torch.randn(columns, device=device).to(BF16)
+        self.bias = (self.size * torch.randn(columns, device=device)).to(BF16)
         self.norm = torch.ones(n, dtype=BF16, device=device)
         self.start = torch.randn(m, n, device=device).to(BF16)
         self.buffers = [torch.empty_like(self.start) for _ in range(2)]
@@ -64,7 +65,7 @@ class Chain:
     def _weight(self, columns: int, k: int, device: str) -> Tensor:
         weight = torch.randn(columns, k, device=device)
         whole = self.spec.scaled
-        made: Tensor = (weight * 30).clamp(-127, 127) if whole else weight / k**0.5
+        made: Tensor = (weight * 30).clamp(-127, 127) if whole else self.size * weight / k**0.5
         return made.to(torch.int8 if whole else BF16)
 
     def run(self, kernel: ExactKernel, *, between: bool) -> None:

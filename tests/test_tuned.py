@@ -16,7 +16,7 @@ from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32
 from gemmsmith.errors import ConfigError
 from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
-from gemmsmith.problem import GemmProblem
+from gemmsmith.problem import GemmProblem, packed_problem
 from gemmsmith.resources import configs_dir
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
@@ -254,12 +254,15 @@ class _Shelf:
 
 
 def planned(
-    monkeypatch: pytest.MonkeyPatch, *built: KernelSpec, torch: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    *built: KernelSpec,
+    torch: bool = True,
+    call: GemmProblem = CALL,
 ) -> tuple[str, Tuning] | str:
     forget_tables()
     kernels = KernelSet([FAST, SLOW], arch=FAST.arch, source="x.yaml", torch_may_run=torch)
     monkeypatch.setattr(kernels, "_shelves", dict.fromkeys(kernels._shelves, _Shelf(*built)))
-    found = kernels.plan(CALL, H200)
+    found = kernels.plan(call, H200)
     return (found.spec.name, found.tuning) if isinstance(found, Plan) else found
 
 
@@ -277,6 +280,19 @@ def test_a_set_obeys_the_table_then_the_estimate(monkeypatch: pytest.MonkeyPatch
         "torch is faster here, as the tuned table t.yaml says"
     )
     assert planned(monkeypatch, FAST, SLOW, torch=False) == (other.name, Tuning(**knobs))
+
+
+def test_default_kernels_leave_untimed_calls_that_do_not_suit_them_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where torch can do the whole call: a bias or a residual would cost it more than it gains."""
+    call = packed_problem(300, 7168, 5120, BF16)
+    told = planned(monkeypatch, FAST, SLOW, call=call)
+    assert isinstance(told, str)
+    assert told.startswith("by estimate no kernel here suits 300x7168x5120")
+    for kept, torch in ((dataclasses.replace(call, bias=True), True), (call, False)):
+        found = planned(monkeypatch, FAST, SLOW, call=kept, torch=torch)
+        assert found[0] in (FAST.name, SLOW.name)
 
 
 def test_timings_carry_the_kernel_by_content() -> None:

@@ -55,33 +55,38 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-MATH_PER_SM = 4.3e6  # 16-bit FLOP per µs of one multiprocessor with two warpgroups; int8: twice
-ONE_WARPGROUP = 0.97  # of that rate with one
+MATH_PER_SM = 3.38e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
 SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 170e3  # bytes per µs that TMA brings into one multiprocessor
-L2 = 9.0e6  # bytes per µs that L2 reads for all, multicast ones counted once
+INGEST_PER_SM = 149e3  # bytes per µs that TMA brings into one multiprocessor
+L2 = 8.4e6  # bytes per µs that L2 reads for all, multicast ones counted once
 DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
-HBM = 4.2e6  # bytes per µs of device memory
-EPILOGUE = 1.1  # µs of a 128x128 tile's epilogue in a cooperative kernel
+HBM = 4.4e6  # bytes per µs of device memory
+EPILOGUE = 1.8  # µs of a 128x128 tile's epilogue in a cooperative kernel
 PINGPONG_EPILOGUE = 0.8  # the same where only the last tile's is not hidden by a main loop
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
-RAMP = 3.0  # µs of a block that is launched for one tile: pipeline fill and epilogue
+RAMP = 3.1  # µs of a block that is launched for one tile: pipeline fill and epilogue
 POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
-LEAN_RAMP = 4.0  # RAMP of a lean kernel
+LEAN_RAMP = 3.05  # RAMP of a lean kernel
 LEAN_EPILOGUE = 1.5  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
 CLUSTER_SUM = 0.5  # µs in which the blocks of a cluster exchange sums
-OVERLAPPED = 0.6  # of what a wave that is not full costs where blocks share a multiprocessor
+OVERLAPPED = 0.62  # of what a wave that is not full costs where blocks share a multiprocessor
 DEPENDENT = 0.8  # µs of launch and fill that a dependent launch hides
 EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
-LONELY = 0.5  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
-LONELY_BELOW = 0.62  # ... on a GPU that is filled up to here
+LONELY = 0.34  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
+LONELY_BELOW = 0.82  # ... on a GPU that is filled up to here
 CLUSTERED = {4: 0.88, 8: 0.85}  # share of the multiprocessors that clusters of this size can use
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
+STREAM_K = 1.1  # times as long as others a stream_k kernel takes for its main loops
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
 SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves at its identity
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
-SHARPNESS = 7.5  # how nearly the tightest limit alone decides (a p-norm's p)
+SHARPNESS = 6.5  # how nearly the tightest limit alone decides (a p-norm's p)
+
+
+FITTING = 3.5  # µs outside its main loops of a call whose tiles fit
+UNSUITED = 1.3  # times as long as such a call, from where on torch is the safer choice ...
+JUDGED_FROM = 8.0  # ... for calls with so many µs of main loops
 
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
@@ -97,6 +102,28 @@ def rank(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> li
         Choice(spec=spec, tuning=tune(spec, problem), microseconds=times[spec])
         for spec in sorted(fitting, key=lambda spec: (times[spec], spec.name))
     ]
+
+
+def unsuited(choice: Choice, problem: GemmProblem, sm_count: int) -> str:
+    """Return why torch should rather take a 16-bit call that no table holds; empty where not.
+
+    cuBLAS has more tiles than a set that compiles in minutes. Where the best of the set leaves much
+    of its tiles or waves empty, the estimate is far above what tiles that fit would take
+    (benchmarks/NOTES.md).
+    """
+    flop = 2.0 * problem.m * problem.n * problem.k
+    moved = problem.a.bytes * problem.k * (problem.m + problem.n)
+    moved += problem.d.bytes * problem.m * problem.n
+    limits = (flop / (sm_count * MATH_PER_SM), moved / HBM)
+    busy: float = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
+    over = choice.microseconds / (busy + FITTING)
+    if busy < JUDGED_FROM or over <= UNSUITED:
+        return ""
+    return (
+        f"by estimate no kernel here suits {problem.m}x{problem.n}x{problem.k}: the best,"
+        f" {choice.spec.name}, takes {over:.2f} times as long as tiles that fit would;"
+        f" gemmsmith tune --weight {problem.n}x{problem.k} measures what is faster"
+    )
 
 
 def tune(spec: KernelSpec, problem: GemmProblem) -> Tuning:
@@ -158,17 +185,12 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     split = spec.scheduler == "stream_k"
     if split:
         rounds = max(1.0, full)
-    alone = (
-        spec.schedule == "warp_specialized"
-        or (spec.schedule == "pingpong" and rounds <= 1)
-        or (lean and device.m == 64)
-    )
     lonely = spec.dependent_launch and full < LONELY_BELOW
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0)
     whole = problem.k * size
     depth = whole / spec.split_k
     main_loops = {
-        "tensor cores": tile.m * tile.n * depth / (MATH_PER_SM * (ONE_WARPGROUP if alone else 1.0)),
+        "tensor cores": tile.m * tile.n * depth / MATH_PER_SM,
         # A once, B for each 64 rows of A
         "shared memory": depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,
         "TMA": depth * (tile.m + tile.n) / ingest,
@@ -176,7 +198,8 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
     unique = whole * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.columns
     delivered = count * depth * (tile.m + tile.n)
-    limits = {name: rounds * main_loop for name, main_loop in main_loops.items()}
+    slower = STREAM_K if split else 1.0
+    limits = {name: slower * rounds * main_loop for name, main_loop in main_loops.items()}
     others = {
         "L2": shared / L2,
         "delivery": delivered / DELIVERY,

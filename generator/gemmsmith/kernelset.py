@@ -27,6 +27,7 @@ from gemmsmith.shelf import Shelf
 from gemmsmith.spec import KernelSpec
 from gemmsmith.supply import Bundled, Compiled, Supply
 from gemmsmith.tables import tables_for
+from gemmsmith.tuned import left_to_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -259,7 +260,8 @@ class KernelSet:
             ready |= loaded
             chosen = choose([spec for spec in fitting if spec in loaded], problem, device.sm_count)
             if chosen is not None:
-                return _plan(chosen, ready)
+                why = left_to_torch(chosen, problem, device.sm_count) if self.torch_may_run else ""
+                return why or _plan(chosen, ready)
         reasons = misfits(self.specs, problem)
         if self.torch_may_run:
             return "; ".join(reasons) or self._no_default()

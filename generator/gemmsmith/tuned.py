@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gemmsmith.arch import parse_architecture
 from gemmsmith.buckets import bucket_of
-from gemmsmith.choose import Tuning
+from gemmsmith.choose import Choice, Tuning, unsuited
 from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.problem import GemmProblem
@@ -227,6 +227,13 @@ def torch_can(problem: GemmProblem) -> bool:
     """
     plain = epilogue_of(replace(problem, constant_b=False)) == "plain" and not problem.bias
     return plain and problem.a == problem.d and problem.batch == 1
+
+
+def left_to_torch(choice: Choice, problem: GemmProblem, sm_count: int) -> str:
+    """Return why torch should take a call that no entry is for; empty where it should not."""
+    if choice.spec.arch.api != "3.x" or not torch_can(problem):
+        return ""  # the estimate was fitted to 3.x kernels
+    return unsuited(choice, problem, sm_count)
 
 
 def same_gpu(made: Made, gpu: str, sm_count: int, capability: tuple[int, int]) -> bool:

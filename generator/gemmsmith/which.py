@@ -15,7 +15,7 @@ from gemmsmith.problem import GemmProblem
 from gemmsmith.software import made_here
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tables import Found, Tables, tables_for
-from gemmsmith.tuned import TORCH, Timing, key_of, timed_as
+from gemmsmith.tuned import TORCH, Timing, key_of, left_to_torch, timed_as
 
 _SHOWN = 5  # candidates of the estimate
 
@@ -111,6 +111,8 @@ def explain_choice(
     elif told is not None:
         source, choice, tuning = "table", told.spec.name, told.tuning
         reason = "measured: the fastest of the tuned table's kernels that are here"
+    elif ranked and torch_may_run and (why := left_to_torch(ranked[0], problem, sm_count)):
+        source, choice, tuning, reason = "estimate", TORCH, None, why
     elif ranked:
         source, choice, tuning = "estimate", ranked[0].spec.name, ranked[0].tuning
         reason = "the smallest estimated time" + ("" if found is None else ": see the notes")
