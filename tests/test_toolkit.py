@@ -133,6 +133,7 @@ print(json.dumps([len(started), parts]))
 def test_a_warm_start_starts_no_program(root: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
+    Path(os.environ["GEMMSMITH_CACHE_DIR"]).mkdir(exist_ok=True)  # as a first build leaves it
     says = {root / "bin/nvcc": "release 13.0, V13.0.88", tools / "g++": "g++ 12.2.0"}
     for path, answer in says.items():
         source = tmp_path / "says.c"
