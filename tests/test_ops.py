@@ -1,59 +1,18 @@
-"""The op on the CPU: values, shapes, refusals, and how it fares under torch.compile."""
+"""The op on the CPU: values, shapes and refusals."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 
 import gemmsmith
-from gemm_data import rounded, small_integers
 from gemmsmith.errors import ArgumentError, ArgumentTypeError, NoKernelError
-
-BF16 = torch.bfloat16
-HALVES = (torch.bfloat16, torch.float16)
-
-
-def integers(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return small_integers(*shape, dtype=dtype, device="cpu")
-
-
-def exact(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-) -> Tensor:
-    """Return the result in f64, rounded once."""
-    result = alpha * (a.double() @ b.double())
-    if bias is not None:
-        result = result + bias.reshape(-1).double()
-    if residual is not None:
-        result = result + beta * residual.double()
-    return rounded(result, a.dtype)
-
-
-@pytest.fixture
-def compiled() -> Any:
-    """Compile without a C++ compiler, whole graphs only, sizes kept symbolic; counts compiles."""
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def compile_it(function: Callable[..., Any]) -> Any:
-        return torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
-
-    compile_it.counter = counter  # type: ignore[attr-defined]
-    yield compile_it
-    torch._dynamo.reset()
+from op_data import BF16, HALVES, exact, integers
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
@@ -146,14 +105,6 @@ def test_x08_an_empty_sum_leaves_bias_and_residual() -> None:
     assert torch.equal(result, bias + 2 * residual)
 
 
-def test_x08_empty_sizes_when_compiled(compiled: Any) -> None:
-    linear = compiled(lambda x, w, bias: gemmsmith.gemm(x, w.t(), bias))
-    w, bias = integers(6, 8), integers(6)
-    for rows in (3, 0, 5):
-        x = integers(rows, 8)
-        assert torch.equal(linear(x, w, bias), exact(x, w.t(), bias))
-
-
 def test_x10_leading_dimensions_are_rows_or_a_batch() -> None:
     w = integers(48, 64)
     x = integers(2, 7, 64)
@@ -239,15 +190,6 @@ def test_x23_a_gradient_is_refused_not_lost() -> None:
     assert torch.equal(gemmsmith.gemm(a, w.detach().t(), bias), right)
 
 
-def test_x23_a_gradient_is_refused_when_compiled_too(compiled: Any) -> None:
-    linear = compiled(lambda x, w: gemmsmith.gemm(x, w.t()))
-    a, w = integers(8, 16), integers(24, 16).requires_grad_()
-    with pytest.raises(Exception, match="forward only"):
-        linear(a, w)
-    with torch.no_grad():
-        assert torch.equal(linear(a, w), exact(a, w.detach().t()))
-
-
 @pytest.mark.parametrize(
     ("out", "words"),
     [
@@ -269,66 +211,6 @@ def test_an_output_that_does_not_fit_is_refused(out: Any, words: str) -> None:
 def test_a_handle_of_another_process_is_refused() -> None:
     with pytest.raises(NoKernelError, match=r"'gemm_x@1f' is no kernel set of this process"):
         gemmsmith.gemm(integers(8, 16), integers(16, 8), kernels="gemm_x@1f")
-
-
-def test_x24_one_graph_and_two_compiles_for_all_numbers_of_tokens(compiled: Any) -> None:
-    def layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        return torch.nn.functional.silu(gemmsmith.gemm(x, w.t(), bias))
-
-    fast = compiled(layer)
-    w, bias = integers(24, 16), integers(24)
-    for m in (1, 2, 7, 16, 129, 4096):
-        x = integers(m, 16)
-        assert torch.equal(fast(x, w, bias), layer(x, w, bias)), m
-    assert 1 <= compiled.counter.frame_count <= 2
-    nodes = compiled.counter.graphs[-1].graph.nodes
-    ours = [str(node.target) for node in nodes if "gemmsmith" in str(node.target)]
-    assert ours == ["gemmsmith.gemm.default"]
-
-
-def test_x24_writing_in_place_when_compiled(compiled: Any) -> None:
-    def layer(x: Tensor, w: Tensor, stream: Tensor) -> Tensor:
-        gemmsmith.gemm(x, w.t(), residual=stream, out=stream)
-        return stream * 2
-
-    fast = compiled(layer)
-    x, w = integers(8, 16), integers(24, 16)
-    for rows in (8, 5):
-        stream = integers(rows, 24)
-        right = exact(x[:rows], w.t(), None, stream)
-        assert torch.equal(fast(x[:rows], w, stream), right * 2)
-        assert torch.equal(stream, right)
-    assert compiled.counter.frame_count <= 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (integers(5, 16), integers(16, 24)),
-        (integers(5, 16), integers(24, 16).t(), integers(24)),
-        (integers(2, 5, 16), integers(16, 24), None, integers(2, 5, 24), 2.0, -1.0),
-        (integers(3, 5, 16), integers(3, 16, 24), integers(24), integers(3, 5, 24), 1.0, 1.0),
-        (integers(16, 5).t(), integers(32, 24)[::2]),
-        (integers(1, 16, dtype=torch.float16), integers(16, 1, dtype=torch.float16)),
-        (integers(0, 16), integers(16, 24)),
-        (integers(5, 16, dtype=torch.float32), integers(16, 24, dtype=torch.float32)),
-    ],
-)
-def test_opcheck(arguments: tuple[Any, ...]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about its test utilities
-        torch.library.opcheck(torch.ops.gemmsmith.gemm.default, arguments)
-        shape = (*arguments[0].shape[:-1], arguments[1].shape[-1])
-        out = torch.zeros(shape, dtype=arguments[0].dtype)
-        torch.library.opcheck(torch.ops.gemmsmith.gemm_out.default, arguments, {"out": out})
-
-
-def test_meta_tensors_give_shape_and_type_alone() -> None:
-    a, b = integers(2, 5, 16).to("meta"), integers(16, 24).to("meta")
-    result = gemmsmith.gemm(a, b)
-    assert (result.shape, result.dtype, result.device.type) == ((2, 5, 24), BF16, "meta")
-    with pytest.raises(ArgumentError, match=r"K=16, b is .* K=24"):
-        gemmsmith.gemm(a, b.t())
 
 
 def test_l04_cuda_is_left_alone() -> None:
@@ -379,66 +261,6 @@ def test_x23_what_is_no_dense_tensor_or_number_is_named(change: dict[str, Any], 
     call: dict[str, Any] = {"a": torch.ones(8, 8), "b": torch.ones(8, 8), **change}
     with pytest.raises(ArgumentTypeError, match=words):
         gemmsmith.gemm(**call)
-
-
-def bytes_(*shape: int) -> Tensor:
-    return torch.randint(-128, 128, shape, dtype=torch.int8)
-
-
-def test_int8_products_are_exact_in_int32_above_what_fp32_holds() -> None:
-    k = 4096
-    a = torch.full((3, k), 127, dtype=torch.int8)
-    w = torch.full((5, k), 126, dtype=torch.int8)
-    w[1, 0] = 125  # the sum is odd: 127 * 126 * 4096 needs 26 bits
-    result = gemmsmith.gemm(a, w.t())
-    assert result.dtype == torch.int32
-    assert result[0].tolist() == [65544192, 65544065, 65544192, 65544192, 65544192]
-    a, w = bytes_(33, 200), bytes_(40, 200)
-    bias = torch.randint(-(2**20), 2**20, (40,), dtype=torch.int32)
-    residual = torch.randint(-(2**20), 2**20, (33, 40), dtype=torch.int32)
-    result = gemmsmith.gemm(a, w.t(), bias, residual, alpha=-3, beta=2)
-    assert torch.equal(result.long(), -3 * (a.long() @ w.long().t()) + bias + 2 * residual.long())
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_int8_products_are_scaled_in_fp32_and_rounded_once(dtype: torch.dtype) -> None:
-    a, w, bias = bytes_(17, 64), bytes_(24, 64), integers(24, dtype=dtype)
-    scale = 2.0**-9  # exact, so that one rounding is all there is
-    result = gemmsmith.gemm(a, w.t(), bias, alpha=scale, out_dtype=dtype)
-    expected = scale * (a.double() @ w.double().t()) + bias.double()
-    assert torch.equal(result, rounded(expected, dtype))
-    out = torch.empty(17, 24, dtype=dtype)
-    assert gemmsmith.gemm(a, w.t(), bias, alpha=scale, out=out) is out
-    assert torch.equal(out, result)
-
-
-def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated() -> None:
-    a = torch.zeros(8, 16, dtype=torch.int8)
-    a[:, 0] = torch.tensor([1, 3, 5, -1, -3, -5, 127, -128])
-    w = torch.zeros(2, 16, dtype=torch.int8)
-    w[:, 0] = torch.tensor([1, 127])
-    result = gemmsmith.gemm(a, w.t(), alpha=0.5, out_dtype=torch.int8)
-    assert result[:, 0].tolist() == [0, 2, 2, 0, -2, -2, 64, -64]
-    assert result[:, 1].tolist() == [64, 127, 127, -64, -128, -128, 127, -128]
-    full = torch.full((1, 16), 127, dtype=torch.int8)
-    least = torch.full((1, 16), -128, dtype=torch.int8)
-    both = torch.cat((full, -full))
-    assert gemmsmith.gemm(full, both.t(), out_dtype=torch.int8).tolist() == [[127, -128]]
-    assert gemmsmith.gemm(least, least.t(), out_dtype=torch.int8).tolist() == [[127]]
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ({"alpha": 0.5}, r"alpha is 0.5: an int32 result takes whole factors; scale into"),
-        ({"alpha": float("nan")}, r"alpha is nan: an int32 result"),
-        ({"out_dtype": torch.float32}, r"from torch.int8 the kernels write int32, float16, bf"),
-        ({"bias": torch.ones(8)}, r"bias is torch.float32, the output is torch.int32"),
-    ],
-)
-def test_what_int8_does_not_do_is_refused(extra: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        gemmsmith.gemm(bytes_(8, 16), bytes_(8, 16).t(), **extra)
 
 
 def test_out_dtype_is_that_of_the_result_and_may_not_contradict_out() -> None:
