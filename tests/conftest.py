@@ -33,6 +33,12 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder of the test's own, with nothing in it."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def real_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cache folder with the kernels of ``real_kernels``, compiled by nvcc once a session."""

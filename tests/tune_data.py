@@ -7,15 +7,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from fakes import hopper
 from gemmsmith.bench.rounds import Timer
+from gemmsmith.dtypes import BF16
 from gemmsmith.nvml import Reading
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tune.building import Workshop
 from gemmsmith.tune.candidates import Candidate
-from gemmsmith.tune.work import Job
+from gemmsmith.tune.work import Job, Weight
 from gemmsmith.tuned import TORCH, Entry
 
+A, B, C = hopper(128), hopper(192), hopper(256)
+WEIGHT = Weight(n=4096, k=4096, dtype=BF16)
+JOB = Job(weight=WEIGHT, m=256)
+SMS = 132
 TORCH_US = 20.0
+
+
+def by_name(us: Mapping[KernelSpec, float]) -> Callable[[Job, Candidate], float]:
+    """Times that each kernel takes, whatever the job."""
+    return lambda job, candidate: us[candidate.spec]
 
 
 @dataclass
