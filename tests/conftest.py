@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from fakes import FakeNvcc
     from gemmsmith.spec import KernelSpec
 
 
@@ -37,6 +38,24 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache folder of the test's own, with nothing in it."""
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of a test that builds, not made yet, whatever the environment says."""
+    folder = tmp_path / "my cache"
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(folder))
+    for name in ("MAX_JOBS", "GEMMSMITH_NEVER_COMPILE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> FakeNvcc:
+    """A quick compiler."""
+    from fakes import FakeNvcc
+
+    return FakeNvcc(tmp_path / "fake toolkit")
 
 
 @pytest.fixture(scope="session")

@@ -115,6 +115,11 @@ class FakeNvcc:
         (self.folder / what).write_text(" ".join(spec.name for spec in specs))
 
 
+def leftovers(cache: Path) -> list[Path]:
+    """Return the scratch folders and locks that builds left in the cache folder ``cache``."""
+    return [*(cache / "v1" / "scratch").iterdir(), *(cache / "v1" / "locks").iterdir()]
+
+
 def volta() -> KernelSpec:
     """Return an sm_70 kernel."""
     return KernelSpec(

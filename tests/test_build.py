@@ -1,85 +1,22 @@
-"""Building what is missing: once, in parallel, with a reason for each kernel that fails."""
+"""Building what is missing: once, with a reason for each kernel that fails."""
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
 import shlex
-import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
-import fakes
-import gemmsmith.build
 from fake_tools import fake_nvcc
-from fakes import FakeNvcc, ampere, hopper
+from fakes import FakeNvcc, ampere, hopper, leftovers
 from gemmsmith.build import build
-from gemmsmith.card import can_inspect
-from gemmsmith.compile import terminable
-from gemmsmith.config import load_specs
 from gemmsmith.errors import ArgumentError, CacheError, CompileError, ToolchainError
 from gemmsmith.launcher.with_ctypes import read_table
 from gemmsmith.lookup import find_built
-from gemmsmith.spec import KernelSpec
-from gemmsmith.toolchain import Toolchain, find_toolchain
-
-_PATH = os.pathsep.join(
-    [str(Path(gemmsmith.__file__).parent.parent), str(Path(fakes.__file__).parent)]
-)
-_CHILD = """
-import signal
-import sys
-from pathlib import Path
-from fakes import FakeNvcc, ampere
-from gemmsmith.build import build
-from gemmsmith.card import can_inspect
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
-nvcc = object.__new__(FakeNvcc)
-nvcc.path = Path(sys.argv[1])
-toolchain = nvcc.toolchain
-report = build([ampere(int(n)) for n in sys.argv[2:]], toolchain=toolchain, jobs=2)
-report.raise_if_failed()
-print(*(kernel.cached for kernel in report.built))
-"""
-
-
-@pytest.fixture
-def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "my cache"
-    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(folder))
-    for name in ("MAX_JOBS", "GEMMSMITH_NEVER_COMPILE"):
-        monkeypatch.delenv(name, raising=False)
-    return folder
-
-
-@pytest.fixture
-def nvcc(tmp_path: Path) -> FakeNvcc:
-    return FakeNvcc(tmp_path / "fake toolkit")
-
-
-def _leftovers(cache: Path) -> list[Path]:
-    return [*(cache / "v1" / "scratch").iterdir(), *(cache / "v1" / "locks").iterdir()]
-
-
-def _child(nvcc: Path, cache: Path, *sizes: int) -> subprocess.Popen[str]:
-    environment = {**os.environ, "GEMMSMITH_CACHE_DIR": str(cache), "PYTHONPATH": _PATH}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(nvcc), *map(str, sizes)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from gemmsmith.toolchain import Toolchain
 
 
 def test_first_build_compiles_and_second_does_not(cache_dir: Path, nvcc: FakeNvcc) -> None:
@@ -103,7 +40,7 @@ def test_first_build_compiles_and_second_does_not(cache_dir: Path, nvcc: FakeNvc
     assert all(kernel.cached for kernel in second.built)
     assert [kernel.card for kernel in second.built] == [kernel.card for kernel in first.built]
     assert len(nvcc.runs()) == runs
-    assert _leftovers(cache_dir) == []
+    assert leftovers(cache_dir) == []
 
 
 def test_a_new_kernel_compiles_alone_and_its_kin_stay(cache_dir: Path, nvcc: FakeNvcc) -> None:
@@ -184,156 +121,6 @@ def test_illegal_jobs_are_refused_with_a_warm_cache_too(
         build([ampere()], toolchain=nvcc.toolchain).raise_if_failed()
 
 
-def _release(barrier: Barrier, nvcc: FakeNvcc, results: multiprocessing.Queue[list[str]]) -> None:
-    barrier.wait()
-    report = build([ampere(64), ampere(128)], toolchain=nvcc.toolchain, jobs=1)
-    report.raise_if_failed()
-    names = read_table(report.built[0].library)
-    results.put([str(kernel.library) for kernel in report.built if kernel.spec.name in names])
-
-
-def test_sixteen_processes_compile_once(cache_dir: Path, nvcc: FakeNvcc) -> None:
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(16)
-    results: multiprocessing.Queue[list[str]] = context.Queue()
-    workers = [context.Process(target=_release, args=(barrier, nvcc, results)) for _ in range(16)]
-    for worker in workers:
-        worker.start()
-    found = [results.get(timeout=60) for _ in workers]
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0] * 16
-    assert nvcc.runs() == [sorted([ampere(64).name, ampere(128).name])]
-    assert all(libraries == found[0] and len(libraries) == 2 for libraries in found)
-    assert _leftovers(cache_dir) == []
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    last = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < last, "it never happened"
-        time.sleep(0.02)
-
-
-def _running(nvcc: FakeNvcc) -> int:
-    """Return the process number of the compiler, once it runs."""
-    file = nvcc.folder / "pid"
-    _until(lambda: file.exists() and file.read_text() != "")
-    return int(file.read_text())
-
-
-def _alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"  # whoever adopted it may not reap it
-
-
-def test_build_after_kill_in_mid_compile(cache_dir: Path, nvcc: FakeNvcc) -> None:
-    nvcc.fault("hang", ampere(64))
-    builder = _child(nvcc.path, cache_dir, 64)
-    compiler = _running(nvcc)
-    builder.kill()
-    builder.communicate()
-    _until(lambda: not _alive(compiler))
-    (nvcc.folder / "hang").unlink()
-    started = time.monotonic()
-    report = build([ampere(64)], toolchain=nvcc.toolchain)
-    report.raise_if_failed()
-    assert time.monotonic() - started < 5
-    assert len(nvcc.runs()) == 2
-    assert _leftovers(cache_dir) == []
-
-
-@pytest.mark.parametrize("word", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_ends_compilers_and_waiting_at_once(
-    cache_dir: Path, nvcc: FakeNvcc, word: signal.Signals
-) -> None:
-    nvcc.fault("hang", ampere(64))
-    builder = _child(nvcc.path, cache_dir, 64)
-    compiler = _running(nvcc)
-    waiter = _child(nvcc.path, cache_dir, 64)
-    locks = cache_dir / "v1" / "locks"
-    scratch = cache_dir / "v1" / "scratch"
-    _until(lambda: len(list(scratch.glob("*.lock"))) == 2)
-    time.sleep(0.5)  # from its scratch folder to waiting for the lock
-    for child in (waiter, builder):
-        child.send_signal(word)  # to it alone, as a notebook or docker stop does
-        _, err = child.communicate(timeout=60)
-        if word == signal.SIGINT:
-            assert "KeyboardInterrupt" in err
-        else:
-            assert child.returncode == 128 + signal.SIGTERM
-            assert "Traceback" not in err
-    _until(lambda: not _alive(compiler))
-    assert list(locks.iterdir()) == []
-    assert _leftovers(cache_dir) == []
-
-
-def test_handlers_of_sigterm_are_left_as_they_were(cache_dir: Path, nvcc: FakeNvcc) -> None:
-    def own(number: int, frame: object) -> None:
-        raise AssertionError("not called")
-
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        for handler, during in ((signal.SIG_DFL, False), (own, True), (signal.SIG_IGN, True)):
-            signal.signal(signal.SIGTERM, handler)
-            with terminable():
-                assert (signal.getsignal(signal.SIGTERM) == handler) == during
-            assert signal.getsignal(signal.SIGTERM) == handler
-        with ThreadPoolExecutor(1) as pool:  # where no handler can be set
-            report = pool.submit(build, [ampere(64)], toolchain=nvcc.toolchain).result()
-        report.raise_if_failed()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture
-def shared_folder() -> Iterator[Path]:
-    """A folder that users other than this one can reach, unlike tmp_path."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-def _as_nobody(nvcc: FakeNvcc, sizes: Sequence[int], results: multiprocessing.Queue[str]) -> None:
-    if os.geteuid() == 0:  # whom no permission stops
-        os.setgid(65534)
-        os.setuid(65534)
-    try:
-        report = build([ampere(size) for size in sizes], toolchain=nvcc.toolchain)
-        results.put(str([kernel.cached for kernel in report.built]))
-    except CacheError as error:
-        results.put(str(error))
-
-
-def test_read_only_cache_serves_what_it_has(
-    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = shared_folder / "cache"
-    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(cache))
-    nvcc = FakeNvcc(shared_folder / "toolkit")
-    build([ampere(64)], toolchain=nvcc.toolchain).raise_if_failed()
-    for path in [cache, *cache.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    before = sorted(cache.rglob("*"))
-    context = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[str] = context.Queue()
-    answers = []
-    for sizes in ([64], [64, 128]):
-        reader = context.Process(target=_as_nobody, args=(nvcc, sizes, results))
-        reader.start()
-        answers.append(results.get(timeout=60))
-        reader.join(60)
-    assert sorted(cache.rglob("*")) == before
-    for path in [cache, *cache.rglob("*")]:
-        path.chmod(0o755)
-    assert answers[0] == "[True]"
-    assert "cannot be written (Permission denied)" in answers[1]
-    assert answers[1].endswith("set GEMMSMITH_CACHE_DIR to a folder that can")
-
-
 def test_unusable_cache_folder_is_told(
     tmp_path: Path, nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +153,7 @@ def test_k11_one_broken_kernel_of_five(cache_dir: Path, nvcc: FakeNvcc) -> None:
     assert 'identifier "oops" is undefined' in again.stdout
     with pytest.raises(CompileError, match="oops"):
         report.raise_if_failed()
-    assert _leftovers(cache_dir) == []
+    assert leftovers(cache_dir) == []
 
 
 @pytest.mark.parametrize(
@@ -462,84 +249,3 @@ def test_toolkit_too_old_fails_only_its_kernels(cache_dir: Path, nvcc: FakeNvcc)
     report = build([ampere(64), hopper()], toolchain=old)
     assert [kernel.spec for kernel in report.built] == [ampere(64)]
     assert "needs CUDA 12.0 or newer; found 11.8" in str(report.failed[0].error)
-
-
-@pytest.mark.nvcc
-def test_real_compiler_real_machine_code(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toolchain = find_toolchain()
-    monkeypatch.setattr(gemmsmith.build, "render", fakes.mma_source)
-    report = build([ampere(64), ampere(128)], toolchain=toolchain, jobs=1)
-    report.raise_if_failed()
-    assert report.built[0].library == report.built[1].library
-    for kernel in report.built:
-        card = kernel.card
-        assert (card.dynamic_shared_bytes, card.static_shared_bytes) == (1024, 256)
-        assert 8 <= card.registers <= 64
-        assert card.spill_store_bytes == 0
-        assert card.compiled_with == 2
-        assert card.sass_inspected == can_inspect(toolchain)
-        if card.sass_inspected:
-            assert card.tensor_instructions == {"HMMA.16816.F32.BF16": 1}
-    assert build([ampere(128)], toolchain=toolchain).built[0].cached
-
-
-@pytest.mark.nvcc
-def test_real_templates_share_a_run(cache_dir: Path) -> None:
-    specs = [ampere(128), ampere(64)]
-    toolchain = find_toolchain()
-    report = build(specs, toolchain=toolchain, jobs=1)
-    report.raise_if_failed()
-    assert report.built[0].library == report.built[1].library
-    for kernel in report.built:
-        spec = kernel.spec
-        assert isinstance(spec, KernelSpec)
-        tile = spec.tile
-        card = kernel.card
-        assert card.dynamic_shared_bytes == 3 * (tile.m + tile.n) * tile.k * 2
-        assert card.threads == 128
-        assert card.spill_store_bytes == 0
-        if card.sass_inspected:  # each step of k 16 and of n 8 once for each 16 rows of a warp
-            assert spec.warp is not None
-            warp = spec.warp
-            steps = (warp.m // 16) * (warp.n // 8) * (warp.k // 16)
-            assert card.tensor_instructions == {"HMMA.16816.F32.BF16": steps}
-
-
-@pytest.mark.nvcc
-def test_real_compiler_error_is_the_first_one(
-    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(specs: list[object]) -> object:
-        source = fakes.mma_source([ampere(64)])
-        return dataclasses.replace(source, text=source.text.replace("float c[4]", "flaot c[4]"))
-
-    monkeypatch.setattr(gemmsmith.build, "render", broken)
-    report = build([ampere(64)], toolchain=find_toolchain())
-    first = str(report.failed[0].error).splitlines()[0]
-    assert 'error: identifier "flaot" is undefined' in first
-
-
-@pytest.mark.nvcc
-def test_r06_kernels_of_every_kind_compile_and_keep_their_promises(cache_dir: Path) -> None:
-    """Mixed outputs, fp16 sums, scales, gates, int8 on every architecture that nvcc here targets.
-
-    Those of sm_70 need a toolkit of their own; test_matrix compiles one.
-    """
-    every = load_specs(Path(__file__).with_name("unusual.yaml"))
-    specs = [spec for spec in every if spec.arch.name != "sm_70"]
-    report = build(specs)
-    report.raise_if_failed()
-    cards = {kernel.spec.name: kernel.card for kernel in report.built}
-    assert len(cards) == len(specs) == 77
-    assert all(card.sass_inspected for card in cards.values()) == can_inspect(find_toolchain())
-    assert {s.arch.name for s in specs if s.scaled and s.bias} >= {"sm_80", "sm_90a"}
-    spilling = {name: card.spill_store_bytes for name, card in cards.items()}
-    gated = {
-        spec.name for spec in specs if spec.gate != "none"
-    }  # two registers short, some of them
-    assert all(spilling[name] <= (16 if name in gated else 0) for name in cards), spilling
-    fixed = cards["gemm_bf16_rcc_64x64x64_s3_c1x1_pp_sm90a"]
-    assert fixed.stages == 3
-    if fixed.sass_inspected:
-        half = cards["gemm_fp16_accfp16_rcr_64x64x64_c1x1_pp_nobias_sm90a"]
-        assert set(half.tensor_instructions) == {"HGMMA.64x64x16.F16"}
