@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fakes import FakeNvcc
+    from gemmsmith.launcher import Launcher
     from gemmsmith.spec import KernelSpec
 
 
@@ -56,6 +59,42 @@ def nvcc(tmp_path: Path) -> FakeNvcc:
     from fakes import FakeNvcc
 
     return FakeNvcc(tmp_path / "fake toolkit")
+
+
+@pytest.fixture(scope="session")
+def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache folder that holds the compiled launcher."""
+    from gemmsmith.launcher.with_pybind11 import pybind11_launcher
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMSMITH_CACHE_DIR", str(folder))
+        pybind11_launcher()
+    return folder
+
+
+@pytest.fixture(params=["pybind11", "ctypes"])
+def each_launcher(
+    request: pytest.FixtureRequest, module_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Launcher:
+    """Both launchers, one after the other."""
+    from gemmsmith.launcher.with_ctypes import CtypesLauncher
+    from gemmsmith.launcher.with_pybind11 import pybind11_launcher
+
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(module_cache))
+    return pybind11_launcher() if request.param == "pybind11" else CtypesLauncher()
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """No launcher or library is remembered from before, nor for later."""
+    from gemmsmith.launcher import launcher, load_library
+
+    launcher.cache_clear()
+    load_library.cache_clear()
+    yield
+    launcher.cache_clear()
+    load_library.cache_clear()
 
 
 @pytest.fixture(scope="session")
