@@ -23,9 +23,10 @@ import torch
 
 import gemmsmith
 from gemmsmith.arch import architecture_of
-from gemmsmith.kernelset import DeviceFacts, default_kernels
+from gemmsmith.kernelset import default_kernels
 from gemmsmith.launch import prepare, raw_stream
 from gemmsmith.operands import operands
+from gemmsmith.selection import DeviceFacts
 
 ROUNDS, CALLS = 25, 200
 PEER = "F.linear"

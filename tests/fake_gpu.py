@@ -16,12 +16,13 @@ import torch
 from gemmsmith import direct, execute, gemm_op, launch
 from gemmsmith.arch import SM_90A
 from gemmsmith.choose import Tuning
-from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
+from gemmsmith.kernelset import KernelSet
 from gemmsmith.launcher import Call, Kernel
 from gemmsmith.launcher.settled import PythonSettled
 from gemmsmith.launcher.with_ctypes import CtypesLauncher
 from gemmsmith.launcher.with_pybind11 import pybind11_launcher
 from gemmsmith.render import include_dirs
+from gemmsmith.selection import DeviceFacts, Plan
 from gemmsmith.spec import KernelSpec, Tile
 
 H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)

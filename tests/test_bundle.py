@@ -22,10 +22,11 @@ from gemmsmith.arch import SM_90A
 from gemmsmith.bundle import read_bundle
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import BundleError, GemmsmithError, LaunchError
-from gemmsmith.kernelset import DeviceFacts, Plan, load
+from gemmsmith.kernelset import load
 from gemmsmith.launcher import launcher
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import DeviceFacts, Plan
 
 H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)
 A100 = DeviceFacts(name="an Ampere GPU", capability=(8, 0), sm_count=108)

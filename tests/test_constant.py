@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith import kernelset, nn
+from gemmsmith import nn
 from gemmsmith.choose import EARLY_WEIGHTS, costs, rank
 from gemmsmith.constant import HANDLE, handle_of
 from gemmsmith.dtypes import BF16
@@ -20,8 +20,9 @@ from gemmsmith.finish import PLAIN
 from gemmsmith.fit import misfit, misfits
 from gemmsmith.gemm_op import problem
 from gemmsmith.invariant import HANDLE as INVARIANT
-from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan, default_kernels, selection
+from gemmsmith.kernelset import KernelSet, default_kernels
 from gemmsmith.problem import GemmProblem, packed_problem
+from gemmsmith.selection import DeviceFacts, Plan, Selection, selection
 from gemmsmith.spec import KernelSpec
 from real_kernels import LEAN_CONSTANT as EARLY
 
@@ -45,7 +46,7 @@ def set_of(monkeypatch: pytest.MonkeyPatch, *specs: KernelSpec, default: bool = 
     return kernels
 
 
-def chosen(kernels: kernelset.Selection, call: GemmProblem) -> KernelSpec:
+def chosen(kernels: Selection, call: GemmProblem) -> KernelSpec:
     found = kernels.plan(call, H200)
     assert isinstance(found, Plan)
     return found.spec

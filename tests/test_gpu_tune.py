@@ -12,8 +12,9 @@ from gemmsmith.arch import architecture_of
 from gemmsmith.build import build
 from gemmsmith.choose import rank
 from gemmsmith.dtypes import BF16
-from gemmsmith.kernelset import DeviceFacts, KernelSet, default_kernels
+from gemmsmith.kernelset import KernelSet, default_kernels
 from gemmsmith.lookup import find_built
+from gemmsmith.selection import DeviceFacts
 from gemmsmith.software import made_here
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tables import forget_tables

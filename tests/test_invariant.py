@@ -15,9 +15,10 @@ from gemmsmith.dtypes import BF16, INT8
 from gemmsmith.errors import ArgumentError, NoKernelError
 from gemmsmith.fit import misfit
 from gemmsmith.invariant import HANDLE, handle_of, one_for_all, sums_alike, without_rows
-from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan, default_kernels, selection
+from gemmsmith.kernelset import KernelSet, default_kernels
 from gemmsmith.nn import Linear
 from gemmsmith.problem import GemmProblem, packed_problem
+from gemmsmith.selection import DeviceFacts, Plan, selection
 from gemmsmith.spec import KernelSpec
 
 H200 = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)

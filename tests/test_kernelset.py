@@ -24,9 +24,10 @@ from gemmsmith.errors import (
     NoKernelError,
     UnknownArchitectureError,
 )
-from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan, default_kernels, load, selection
+from gemmsmith.kernelset import KernelSet, default_kernels, load
 from gemmsmith.launcher import launcher
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import DeviceFacts, Plan, selection
 from gemmsmith.spec import KernelSpec
 from real_kernels import AMPERE, HOPPER
 

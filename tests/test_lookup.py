@@ -20,11 +20,12 @@ from gemmsmith.arch import SM_80
 from gemmsmith.build import build
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import BundleError, CompileError, NoKernelError, ToolchainError
-from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
+from gemmsmith.kernelset import KernelSet
 from gemmsmith.launcher import launcher
 from gemmsmith.lookup import build_command, find_built, find_cached
 from gemmsmith.problem import GemmProblem
 from gemmsmith.resources import configs_dir
+from gemmsmith.selection import DeviceFacts, Plan
 from gemmsmith.toolchain import Toolchain
 
 A100 = DeviceFacts(name="an Ampere GPU", capability=(8, 0), sm_count=108)

@@ -14,8 +14,9 @@ from gemmsmith.arch import SM_90A
 from gemmsmith.build import BuildReport, FailedKernel
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import CompileError, LoadError, NoKernelError, ToolchainError
-from gemmsmith.kernelset import DeviceFacts, KernelSet
+from gemmsmith.kernelset import KernelSet
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import DeviceFacts
 from gemmsmith.spec import KernelSpec, Tile
 
 SPECS = tuple(

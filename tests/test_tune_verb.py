@@ -15,8 +15,8 @@ from gemmsmith.cli.app import app
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import MeasureError
-from gemmsmith.kernelset import DeviceFacts
 from gemmsmith.resources import configs_dir
+from gemmsmith.selection import DeviceFacts
 from gemmsmith.tables import forget_tables, own_tables, tables_for
 from gemmsmith.tune import start
 from gemmsmith.tune.start import Request

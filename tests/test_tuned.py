@@ -15,9 +15,10 @@ from gemmsmith.choose import Choice, Tuning, choose
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16, FP16, FP32, INT8, INT32
 from gemmsmith.errors import ConfigError
-from gemmsmith.kernelset import DeviceFacts, KernelSet, Plan
+from gemmsmith.kernelset import KernelSet
 from gemmsmith.problem import GemmProblem, packed_problem
 from gemmsmith.resources import configs_dir
+from gemmsmith.selection import DeviceFacts, Plan
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tables import Tables, forget_tables, own_tables, tables_for

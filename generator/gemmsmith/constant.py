@@ -11,8 +11,9 @@ from functools import cached_property
 from gemmsmith import invariant
 from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.errors import ArgumentError, UnknownArchitectureError
-from gemmsmith.kernelset import DeviceFacts, Plan, default_kernels, register_as
+from gemmsmith.kernelset import default_kernels
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import DeviceFacts, Plan, register_as
 from gemmsmith.spec import KernelSpec
 
 HANDLE = "constant-b"
@@ -38,7 +39,7 @@ def handle_of(kernels: str = "") -> str:
 
 
 class _ConstantB:
-    """A :class:`gemmsmith.kernelset.Selection` of the default kernels of whatever GPU calls."""
+    """A :class:`gemmsmith.selection.Selection` of the default kernels of whatever GPU calls."""
 
     torch_may_run = True
     constant_b = True

@@ -21,12 +21,13 @@ from gemmsmith.errors import (
     UnknownArchitectureError,
 )
 from gemmsmith.fit import misfits
-from gemmsmith.kernelset import default_kernels, output_letter
+from gemmsmith.kernelset import default_kernels
 from gemmsmith.nvml import devices
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.problem import GemmProblem, alignment_of
 from gemmsmith.proof import Samples, Timing, measure_times, prove, sample_inputs
 from gemmsmith.row_math import padded
+from gemmsmith.selection import output_letter
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import KernelSet

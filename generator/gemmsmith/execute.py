@@ -15,18 +15,12 @@ from gemmsmith.arguments import Arguments
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.finish import Finish
-from gemmsmith.kernelset import (
-    DeviceFacts,
-    Plan,
-    Selection,
-    default_kernels,
-    output_letter,
-    selection,
-)
+from gemmsmith.kernelset import default_kernels
 from gemmsmith.launch import LaunchRecord, Ready, current_device, prepare, queue
 from gemmsmith.launcher import CHECKED
 from gemmsmith.operands import TORCH_DTYPES, Operands, operands
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import DeviceFacts, Plan, Selection, output_letter, selection
 from gemmsmith.torch_gemm import fall_back, in_f32
 
 __all__ = ["LaunchRecord", "last_kernel", "run_on_cpu", "run_on_cuda", "run_settled"]

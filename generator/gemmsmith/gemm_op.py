@@ -1,7 +1,7 @@
 """The registered op behind :func:`gemmsmith.gemm`: schema, shapes, CPU and CUDA implementations.
 
 ``torch.ops.gemmsmith.gemm_out`` writes to a tensor of the caller's, ``torch.ops.gemmsmith.gemm``
-allocates its result. Both carry what they may run as a string handle (:mod:`gemmsmith.kernelset`);
+allocates its result. Both carry what they may run as a string handle (:mod:`gemmsmith.selection`);
 the empty one stands for the default kernels of the tensors' GPU.
 """
 
@@ -20,9 +20,9 @@ from gemmsmith.arguments import Arguments
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import run_on_cpu, run_on_cuda, run_settled
 from gemmsmith.finish import Finish
-from gemmsmith.kernelset import output_letter, refuse_misfit, selection
 from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import output_letter, refuse_misfit, selection
 
 _OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
 

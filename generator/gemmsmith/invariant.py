@@ -18,9 +18,10 @@ from gemmsmith.buckets import BUCKETS
 from gemmsmith.choose import estimate, tune
 from gemmsmith.errors import ArgumentError, NoKernelError, UnknownArchitectureError
 from gemmsmith.fit import misfit, misfits
-from gemmsmith.kernelset import DeviceFacts, Plan, default_kernels, register_as
+from gemmsmith.kernelset import default_kernels
 from gemmsmith.kinds import first_fitting
 from gemmsmith.problem import GemmProblem
+from gemmsmith.selection import DeviceFacts, Plan, register_as
 from gemmsmith.spec import KernelSpec
 
 HANDLE = "batch-invariant"
@@ -73,7 +74,7 @@ def one_for_all(
 
 
 class _BatchInvariant:
-    """A :class:`gemmsmith.kernelset.Selection` of the default kernels of whatever GPU calls."""
+    """A :class:`gemmsmith.selection.Selection` of the default kernels of whatever GPU calls."""
 
     torch_may_run = False
     constant_b = False

@@ -11,9 +11,9 @@ import torch
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError
 from gemmsmith.finish import ACTIVATIONS
-from gemmsmith.kernelset import DeviceFacts, Plan
 from gemmsmith.launcher import Call, Kernel
 from gemmsmith.operands import Operands
+from gemmsmith.selection import DeviceFacts, Plan
 
 
 @dataclass(frozen=True, kw_only=True)

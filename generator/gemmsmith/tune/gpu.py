@@ -12,8 +12,9 @@ from gemmsmith.bench.graphs import GraphTimer
 from gemmsmith.bench.rivals import eager_arm
 from gemmsmith.bench.tasks import Expected, Task, make_task
 from gemmsmith.errors import MeasureError, NoDeviceError
-from gemmsmith.kernelset import DeviceFacts, ExactKernel, KernelSet
+from gemmsmith.kernelset import ExactKernel, KernelSet
 from gemmsmith.operands import TORCH_DTYPES
+from gemmsmith.selection import DeviceFacts
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tune.candidates import Candidate
 from gemmsmith.tune.work import Job
