@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from fakes import ampere, hopper
 from gemmsmith.arch import SM_90A
@@ -20,6 +20,7 @@ from gemmsmith.errors import MeasureError
 from gemmsmith.resources import configs_dir
 from gemmsmith.spec_yaml import families_yaml
 from gemmsmith.tables import forget_tables
+from gemmsmith.tune.gather import gather
 from gemmsmith.tune.reduce import reduce_set
 from gemmsmith.tune.reduce_text import reduction_text
 from gemmsmith.tuned import TORCH, Entry, identified
@@ -91,8 +92,8 @@ def test_no_kernel_of_the_set_can_be_left_out() -> None:
     rng = random.Random(1)
     specs = [hopper(16 * n) for n in range(1, 13)]
     entries = [
-        entry([timing(spec, rng.uniform(0.9, 1.2)) for spec in rng.sample(specs, 8)], m=m)
-        for m in range(1, 40)
+        entry([timing(spec, rng.uniform(0.9, 1.2)) for spec in rng.sample(specs, 8)], n=n)
+        for n in range(1, 40)
     ]
     fixed = [each.model_copy(update={"winner": each.order()[0].kernel}) for each in entries]
     found = reduce_set(fixed, loss=0.02, worst=0.08)
@@ -165,3 +166,91 @@ def test_the_verb_reads_tables_and_writes_a_file(
     monkeypatch.setenv("GEMMSMITH_TUNED", "none")
     result = CliRunner().invoke(app, ["reduce"])
     assert (result.exit_code, "tune first" in result.output) == (1, True)
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to write, beside no table but those that are named."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("gemmsmith.nvml.devices", lambda: ())
+    return tmp_path / "few.yaml"
+
+
+def reduced(*words: object) -> Result:
+    wide = {"COLUMNS": "400", "TERMINAL_WIDTH": "400"}
+    return CliRunner().invoke(app, ["reduce", *map(str, words)], env=wide)
+
+
+def test_kernels_that_rely_on_a_promise_are_written_where_it_is_asked_for(
+    tmp_path: Path, few: Path
+) -> None:
+    every = load_specs(configs_dir() / "kernels", arch=[SM_90A.name])
+    usual = next(spec for spec in every if spec.a == BF16 and not spec.constant_b)
+    late = next(spec for spec in every if spec.constant_b)
+    path = table(
+        tmp_path / "t.yaml",
+        entry([timing(usual, 1.2)]),
+        entry([timing(late, 1.3), timing(usual, 1.1)], epilogue="constant"),
+        entry([timing(late, 1.3)], m=16, epilogue="residual+constant"),
+    )
+    words = ["--table", path, "--write", few]
+    plain = reduced(*words)
+    assert plain.exit_code == 0, plain.output
+    assert load_specs(few) == (usual,)
+    assert "constant_b" not in few.read_text()
+    assert "note: 2 entries of calls with constant_b left out: --constant-b" in plain.output
+    promised = reduced(*words, "--constant-b")
+    assert promised.exit_code == 0, promised.output
+    assert set(load_specs(few)) == {usual, late}
+    assert "# Some have constant_b: a call that names this set promises that" in few.read_text()
+    assert "left out" not in promised.output
+    path = table(tmp_path / "t.yaml", entry([timing(late, 1.3)], epilogue="constant"))
+    nothing = reduced("--table", path)
+    assert (nothing.exit_code, "1 entry of calls with constant_b left" in nothing.output) == (
+        1,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--write", "/nodir/x.yaml"], "there is no folder /nodir; make it first"),
+        (["--write", "/"], "is a folder; name a file"),
+        (["--write", "x.yaml", "--also", "int8"], "--also int8: use fp16 or bf16"),
+        (["--write", "x.yaml", "--also", "fp99"], "--also fp99: use fp16 or bf16"),
+        (["--also", "fp16"], "name a file with --write"),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_the_work(
+    words: list[str], told: str, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmsmith.tune.gather.gather", lambda *a, **k: pytest.fail("worked"))
+    result = reduced(*words)
+    assert result.exit_code == 2
+    assert told in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_table_of_another_gpu_is_named_in_the_file_and_noted(tmp_path: Path, few: Path) -> None:
+    every = load_specs(configs_dir() / "kernels", arch=[SM_90A.name])
+    spec = next(each for each in every if each.a == BF16 and not each.constant_b)
+    row = entry([timing(spec, 1.2)])
+    path = table(tmp_path / "t.yaml", row, gpu="NVIDIA H100 PCIe", sm_count=114)
+    result = reduced("--table", path, "--write", few)
+    assert result.exit_code == 0, result.output
+    assert "shapes on NVIDIA H100 PCIe.\n" in few.read_text()
+    note = (
+        f"note: {path}: is of NVIDIA H100 PCIe with 114 multiprocessors and sm_90a, not of NVIDIA"
+        " H200 with 132 and capability 9.0; counted all the same"
+    )
+    assert note in result.output
+    facts = json.loads(reduced("--table", path, "--json").stdout)
+    assert [f"note: {each}" for each in facts["notes"]] == [note]
+    same = reduced("--table", path, "--gpu", "NVIDIA H100 PCIe", "--sms", "114")
+    assert "note:" not in same.output
+    both = gather(
+        [path, table(tmp_path / "u.yaml", row)], "NVIDIA H200", 132, (9, 0), constant_b=False
+    )
+    assert both.gpus == ("NVIDIA H100 PCIe", "NVIDIA H200")
+    assert (len(both.entries), len(both.notes)) == (2, 1)

@@ -119,10 +119,17 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path) -> None
     good = path.read_text()
     for old, new, words in [
         ("format: 1", "format: 7", "is of format 7, this gemmsmith reads 1"),
-        ("n: 4096", "n: many", r"t\.yaml:14: entries.0.n: Input should be a valid integer"),
-        ("winner: torch", "victor: torch", r"t\.yaml:14: entries.0.winner: Field required"),
+        ("n: 4096", "n: many", r"t\.yaml:14: n: 'many' is not a whole number"),
+        ("winner: torch", "victor: torch", r"t\.yaml:14: key 'winner' is missing"),
+        ("winner: torch", "victor: torch", r"t\.yaml:14: unknown key 'victor'.* Legal keys: n, k,"),
+        ("driver:", "drive:", r"t\.yaml:10: made: unknown key 'drive'; did you mean driver\?"),
+        ("entries:", "entry:", r"t\.yaml:13: unknown key 'entry'; did you mean entries\?"),
         ("made:", "made: [", "is not valid YAML"),
-        ("sm_count: 132", "sm_count: 132\n  sm_count: x", r"made.sm_count: "),
+        (
+            "sm_count: 132",
+            "sm_count: 132\n  sm_count: x",
+            r"t\.yaml:7: key 'sm_count' is given twice",
+        ),
     ]:
         assert old in good
         path.write_text(good.replace(old, new))
@@ -130,6 +137,85 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path) -> None
             read_table(path)
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_table(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "winner: gemm",
+            "winner: other",
+            r"winner: 'other_.* is neither torch nor a kernel of the",
+        ),
+        ("torch: 20.0", "torch: 0", r"torch: 0(\.0)? is not above 0"),
+        ("us: 16.0", "us: -1.5", r"us: -1\.5 is not above 0"),
+        ("ratio: 1.25", "ratio: 0.0", r"ratio: 0\.0 is not above 0"),
+        ("ratio: 1.25", "ratio: .inf", r"ratio: .* does not fit here: .*finite"),
+        ("m: 64", "m: 65", r"m: 65 is no bucket of M; use 1, 2, 4, .*, 8192"),
+        ("n: 4096", "n: 4096, bias: true", r"unknown key 'bias'\. Legal keys: n, k, m,"),
+        ("us: 16.0", "ms: 16.0", r"unknown key 'ms'.* Legal keys: kernel, raster,"),
+    ],
+)
+def test_values_that_no_tuning_gives_are_refused(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    path = table(tmp_path / "t.yaml", entry([timing(FAST, 1.25)]))
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"t\.yaml:14: {words}") as caught:
+        read_table(path)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty: one has the keys made and entries"),
+        ("# nothing\n", "is empty: one has the keys made and entries"),
+        ("some words\n", "is no tuned table: one has the keys made and entries"),
+        ("- 1\n", "is no tuned table: one has the keys made and entries"),
+        ("made:\nentries:\n", "made: no value; give one or remove the key"),
+        ("{}\n", "key 'made' is missing"),
+    ],
+)
+def test_a_file_that_is_no_table_is_told_so(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_table(path)
+    assert str(caught.value).startswith(f"{path}:1: {words}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("NONE", "there is no such folder; did you mean none?"),
+        ("gone", "there is no such folder; name a .yaml file or a folder"),
+        ("t.yml", "is no .yaml file; name a .yaml file or a folder"),
+        ("gone.yaml", "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_named_place_without_tables_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    word: str,
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.yml").touch()
+    monkeypatch.setenv("GEMMSMITH_TUNED", word)
+    with caplog.at_level(logging.WARNING):
+        tables = here()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"{tmp_path / word}: {told}" in caplog.text
+    assert len(tables.unread) == 1
+    caplog.clear()
+    monkeypatch.setenv("GEMMSMITH_TUNED", str(tmp_path))
+    assert here().unread == ()
+    assert not caplog.records
 
 
 def test_the_fastest_kernel_that_is_there_fits_and_is_unedited(tmp_path: Path) -> None:

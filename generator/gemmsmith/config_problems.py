@@ -33,6 +33,7 @@ _OTHER_NAMES = {
     "kernel": "kernels",
     "c": "d",
 }
+_LISTS = ("families", "kernels", "entries", "timings")
 EXAMPLES = {
     "tile": "tile: [128, 128, 64]",
     "warp": "warp: [64, 64, 32]",
@@ -50,10 +51,25 @@ EXAMPLES = {
 """How to write the keys that are not one plain word."""
 
 
-def sentences(errors: Iterable[Mapping[str, Any]], document: Document) -> Iterator[Problem]:
+Models = Mapping[str, type[BaseModel]]
+"""What may stand under a key; under the empty one, at the top of the file."""
+_FILE: Models = {
+    "": FileKeys,
+    "families": FamilyKeys,
+    "kernels": KernelKeys,
+    "dtype": DTypes,
+    "epilogue": EpilogueKeys,
+    "alignment": AlignmentKeys,
+}
+
+
+def sentences(
+    errors: Iterable[Mapping[str, Any]], document: Document, models: Models = _FILE
+) -> Iterator[Problem]:
     """Yield a problem with file and line for each of pydantic's ``errors`` in ``document``.
 
-    What ``document`` itself refused is among its own problems and not told again.
+    What ``document`` itself refused is among its own problems and not told again. ``models`` say
+    which keys are legal where.
     """
     listed = list(errors)
     for error in listed:
@@ -68,7 +84,7 @@ def sentences(errors: Iterable[Mapping[str, Any]], document: Document) -> Iterat
         yield Problem(
             file=document.file,
             line=document.line(place),
-            message=f"{_spelt(shown)}{_sentence(error)}",
+            message=f"{_spelt(shown)}{_sentence(error, models)}",
         )
 
 
@@ -81,13 +97,13 @@ def nearest(word: str, legal: Iterable[str]) -> str:
 def _spelt(place: KeyPath) -> str:
     """The last keys of a path, as ``epilogue.bias`` or ``tile[2]``, with a colon."""
     path = list(place)
-    while len(path) >= 2 and path[0] in ("families", "kernels") and isinstance(path[1], int):
+    while len(path) >= 2 and path[0] in _LISTS and isinstance(path[1], int):
         path = path[2:]
     words = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in path)
     return f"{words.removeprefix('.')}: " if words else ""
 
 
-def _sentence(error: Mapping[str, Any]) -> str:
+def _sentence(error: Mapping[str, Any], models: Models) -> str:
     kind: str = error["type"]
     found = error["input"]
     where: KeyPath = error["loc"]
@@ -95,7 +111,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
     key = words[-1] if words else ""
     key = "per_arch" if "per_arch" in words[-2:] else key  # an architecture's name is no key
     if kind == "extra_forbidden":
-        return _unknown_key(str(where[-1]), where, found)
+        return _unknown_key(str(where[-1]), where, found, models)
     if kind == "sentence":
         return str(error["ctx"]["text"])
     if kind == "missing":
@@ -111,6 +127,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
         return f"{_shown(found)} is not true or false"
     if kind == "int_type":
         return _no_whole_number(found, key)
+    if kind == "greater_than":
+        return f"{_shown(found)} is not above {error['ctx']['gt']:g}"
     if kind in ("too_short", "too_long"):
         count = len(found) if isinstance(found, list) else 0
         return f"{_shown(found)} has {count} entries; write {EXAMPLES.get(key, 'more')}"
@@ -124,23 +142,15 @@ def _shown(value: object) -> str:
     return text or reprlib.repr(value)
 
 
-def _unknown_key(key: str, where: KeyPath, value: object) -> str:
+def _unknown_key(key: str, where: KeyPath, value: object, models: Models) -> str:
     parents = [part for part in where[:-1] if isinstance(part, str)]
     parent = parents[-1] if parents else ""
-    models: dict[str, type[BaseModel]] = {
-        "": FileKeys,
-        "families": FamilyKeys,
-        "kernels": KernelKeys,
-        "dtype": DTypes,
-        "epilogue": EpilogueKeys,
-        "alignment": AlignmentKeys,
-    }
     legal = tuple(models.get(parent, ArchKeys).model_fields)  # else a word under per_arch
     if parent == "kernels" and key == "name":
         return "unknown key 'name': a kernel is named by its fields; only the family has a name"
     if parent == "epilogue" and key in ("alpha", "beta"):
         return f"unknown key {key!r}: alpha and beta are arguments of each call; remove it"
-    if "epilogue" in legal and key in EpilogueKeys.model_fields:
+    if models is _FILE and "epilogue" in legal and key in EpilogueKeys.model_fields:
         shown = _shown(value) if isinstance(value, bool) else "true"
         return f"unknown key {key!r}; write epilogue: {{{key}: {shown}}}"
     other = _OTHER_NAMES.get(key, "")

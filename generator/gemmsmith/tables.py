@@ -118,7 +118,7 @@ def tables_for(gpu: str, sm_count: int, capability: tuple[int, int]) -> Tables:
     wanted = settings().tuned
     if wanted is None:
         return Tables(used=(), unread=(), refused=(), entries={})
-    return _tables((*wanted, own_tables(), shipped_tables()), gpu, sm_count, capability)
+    return _tables(wanted, (own_tables(), shipped_tables()), gpu, sm_count, capability)
 
 
 def forget_tables() -> None:
@@ -128,12 +128,18 @@ def forget_tables() -> None:
 
 @cache
 def _tables(
-    places: tuple[Path, ...], gpu: str, sm_count: int, capability: tuple[int, int]
+    wanted: tuple[Path, ...],
+    usual: tuple[Path, ...],
+    gpu: str,
+    sm_count: int,
+    capability: tuple[int, int],
 ) -> Tables:
     used: list[tuple[Path, Table]] = []
-    unread: list[str] = []
+    unread = [why for place in wanted if (why := _no_place(place))]
+    for why in unread:
+        _log.warning("a tuned table is not used: %s", why)
     refused: list[str] = []
-    for path in _files(places):
+    for path in _files((*wanted, *usual)):
         try:
             table = read_table(path)
         except ConfigError as error:
@@ -152,6 +158,15 @@ def _tables(
         for entry in table.entries:
             entries.setdefault(entry.key, Found(entry=entry, path=path, made=table.made))
     return Tables(used=tuple(used), unread=tuple(unread), refused=tuple(refused), entries=entries)
+
+
+def _no_place(place: Path) -> str:
+    """Return why a place that was asked for holds no table; empty where :func:`_files` looks."""
+    if place.is_dir() or place.suffix == ".yaml":
+        return ""
+    why = "is no .yaml file" if place.exists() else "there is no such folder"
+    hint = "did you mean none?" if place.name.lower() == "none" else "name a .yaml file or a folder"
+    return f"GEMMSMITH_TUNED: {place}: {why}; {hint}"
 
 
 def _files(places: tuple[Path, ...]) -> Iterator[Path]:

@@ -8,10 +8,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from gemmsmith.arch import parse_architecture
-from gemmsmith.buckets import bucket_of
+from gemmsmith.buckets import BUCKETS, bucket_of
 from gemmsmith.choose import Choice, Tuning, unsuited
 from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.errors import UnknownArchitectureError
@@ -46,6 +47,19 @@ class Key:
     def __str__(self) -> str:
         types = self.a if self.a == self.d else f"{self.a} -> {self.d}"
         return f"{self.m}x{self.n}x{self.k} {types} {self.layout} {self.epilogue}"
+
+
+def _wrong(text: str) -> PydanticCustomError:
+    return PydanticCustomError("sentence", "{text}", {"text": text})
+
+
+def _bucket(m: int) -> int:
+    if m not in BUCKETS:
+        raise _wrong(f"{m} is no bucket of M; use {', '.join(map(str, BUCKETS))}")
+    return m
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Block(BaseModel):
@@ -90,9 +104,9 @@ class Timing(_Block):
     raster: int = 0
     swizzle: int = 0
     splits: int = 0
-    us: float
+    us: _Positive
     """Time of one call: torch's over the ratio."""
-    ratio: float
+    ratio: _Positive
     """torch's time over the kernel's, the median of interleaved rounds."""
     low: float | None = None
     """Lower end of the ratio's 95 % interval; absent where there were fewer than 6 rounds."""
@@ -114,19 +128,26 @@ class Entry(_Block):
 
     n: Annotated[int, Field(gt=0)]
     k: Annotated[int, Field(gt=0)]
-    m: Annotated[int, Field(gt=0)]
+    m: Annotated[int, AfterValidator(_bucket)]
     a: str
     d: str
     layout: str
     epilogue: str
     winner: str
     """``torch``, or the kernel of one of the timings."""
-    torch: float
+    torch: _Positive
     """µs of torch's way, extra kernels included."""
     timings: tuple[Timing, ...] = ()
     """Each kernel that was timed, with its best knobs, the fastest first."""
     wrong: tuple[str, ...] = ()
     """Kernels whose result was wrong: they were not timed."""
+
+    @model_validator(mode="after")
+    def _winner_was_timed(self) -> Entry:
+        if self.winner != TORCH and all(each.kernel != self.winner for each in self.timings):
+            text = "is neither torch nor a kernel of the entry's timings"
+            raise _wrong(f"winner: {self.winner!r} {text}")
+        return self
 
     @property
     def key(self) -> Key:

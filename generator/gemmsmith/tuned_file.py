@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from gemmsmith.config_problems import Models, sentences
 from gemmsmith.errors import ConfigError, Problem
 from gemmsmith.memo import remember
-from gemmsmith.tuned import FORMAT, Entry, Table
+from gemmsmith.tuned import FORMAT, Entry, Made, Table, Timing
 from gemmsmith.yaml_lines import read_yaml
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built so
@@ -38,29 +39,35 @@ def read_table(path: Path) -> Table:
         raise _error(path, line, f"is not valid YAML: {error}") from error
     except (UnicodeDecodeError, TypeError, RecursionError) as error:
         raise _error(path, 0, f"is no table: {error}") from error
-    if isinstance(plain, dict) and plain.get("entries", ()) is None:
+    if not isinstance(plain, dict):
+        found = "is empty" if plain is None else "is no tuned table"
+        text = f"{found}: one has the keys made and entries, as gemmsmith tune --out writes them"
+        raise _error(path, 1, text)
+    if plain.get("entries", ()) is None:
         plain["entries"] = []  # a run that was stopped before its first entry
-    found = plain.get("made", {}) if isinstance(plain, dict) else {}
-    version = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
+    made = plain.get("made")
+    version = made.get("format", FORMAT) if isinstance(made, dict) else FORMAT
     if version != FORMAT:
         text = f"is of format {version}, this gemmsmith reads {FORMAT}: tune again"
         raise _error(path, 0, text)
     try:
         table = Table.model_validate_json(json.dumps(plain))
     except ValidationError as error:
-        document = read_yaml(path)
-        raise ConfigError(
-            [
-                Problem(
-                    file=str(path),
-                    line=document.line(each["loc"]),
-                    message=f"{'.'.join(map(str, each['loc']))}: {each['msg']}",
-                )
-                for each in error.errors()
-            ]
-        ) from error
+        raise ConfigError(_problems(path, error)) from error
     last = {entry.key: entry for entry in table.entries}
     return Table(made=table.made, entries=tuple(last.values()))
+
+
+def _problems(path: Path, error: ValidationError) -> list[Problem]:
+    document = read_yaml(path)
+    empty = document.data if isinstance(document.data, dict) else {}
+    allowed = document.line(("entries",)) if empty.get("entries", ()) is None else 0
+    told = [each for each in document.problems if each.line != allowed]
+    models: Models = {"": Table, "made": Made, "entries": Entry, "timings": Timing}
+    told += sentences(error.errors(), document, models)
+    if not told:  # the two readers of YAML differ in what they took
+        return [Problem(file=str(path), line=0, message=f"is no tuned table: {error}")]
+    return sorted(told, key=lambda each: each.line)
 
 
 def _as_json(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,8 +15,8 @@ from gemmsmith.cli.options import AsJson, ConstantB, Source, print_json, specs_o
 
 if TYPE_CHECKING:
     from gemmsmith.arch import Architecture
+    from gemmsmith.dtypes import DType
     from gemmsmith.problem import GemmProblem
-    from gemmsmith.tuned import Entry
 
 Models = Annotated[
     list[str] | None,
@@ -273,7 +274,7 @@ def reduce(
     also: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DTYPE",
+            metavar="fp16|bf16",
             help="Write them for this element type too; repeatable.",
             show_default=False,
         ),
@@ -290,58 +291,82 @@ def reduce(
         typer.Option(min=1, metavar="COUNT", help="Its multiprocessors.", show_default=False),
     ] = None,
     *,
+    constant_b: Annotated[
+        bool,
+        typer.Option(
+            "--constant-b",
+            help="Count calls that promise constant_b too, and the kernels that rely on it.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find few kernels that lose little against all that tuned tables hold. Needs no GPU.
 
     Kernels are gemmsmith's own or those of a file, as they were when they were timed.
     """
-    from gemmsmith.dtypes import parse_dtype
+    from gemmsmith.errors import MeasureError
     from gemmsmith.spec_yaml import families_yaml
+    from gemmsmith.tune.gather import gather
     from gemmsmith.tune.reduce import reduce_set
-    from gemmsmith.tune.reduce_text import reduction_json, reduction_text
+    from gemmsmith.tune.reduce_text import about_set, reduction_json, reduction_text
     from gemmsmith.tuned import identified
 
-    try:
-        types = [parse_dtype(word) for word in also or ()]
-    except KeyError as error:
-        raise typer.BadParameter(f"--also {error.args[0]}: no element type") from None
+    types = _also(also or (), write)
+    limits = {"loss": _share("--loss", loss), "worst": _share("--worst", worst)}
+    if write is not None:
+        _writable("--write", write)
     row, name, sm_count = _device(arch, gpu, sms)
-    entries = _entries(table or (), name, sm_count, row.capability)
+    tables = gather(table or (), name, sm_count, row.capability, constant_b=constant_b)
+    entries = tables.entries
     if model:
         from gemmsmith.bench.model_shapes import load_model
 
         wanted = {(shape.n, shape.k) for each in model for shape in load_model(each).shapes}
-        entries = [entry for entry in entries if (entry.n, entry.k) in wanted]
+        entries = tuple(entry for entry in entries if (entry.n, entry.k) in wanted)
     specs = {
         identified(spec): spec
         for place in (source, *(file or ()))
         for spec in specs_of(place, [row.name])
+        if constant_b or not spec.constant_b
     }
-    limits = {"loss": _share("--loss", loss), "worst": _share("--worst", worst)}
-    found = reduce_set(entries, known=specs.keys(), **limits)
+    try:
+        found = reduce_set(entries, known=specs.keys(), **limits)
+    except MeasureError as error:
+        raise MeasureError("\n".join([str(error), *tables.notes])) from None
     if write is not None:
-        about = (
-            f"{len(found.kernels)} kernels that lose {found.loss:.2%}, {found.worst.loss:.1%} at"
-            f" worst,\nagainst {found.candidates} at {len(found.losses)} shapes on {name}."
-        )
-        write.write_text(families_yaml([specs[each] for each in found.kernels], about, types))
+        kernels = [specs[each] for each in found.kernels]
+        text = families_yaml(kernels, about_set(found, kernels, tables.gpus), types)
+        try:
+            write.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise typer.BadParameter(f"--write {write}: {error.strerror or error}") from None
     if as_json:
-        print_json(reduction_json(found))
+        print_json({**reduction_json(found), "notes": list(tables.notes)})
     else:
-        typer.echo(reduction_text(found))
+        typer.echo("\n".join([reduction_text(found), *(f"note: {each}" for each in tables.notes)]))
 
 
-def _entries(
-    files: Sequence[Path], gpu: str, sm_count: int, capability: tuple[int, int]
-) -> list[Entry]:
-    from gemmsmith.tables import tables_for
-    from gemmsmith.tuned_file import read_table
+def _also(words: Sequence[str], write: Path | None) -> list[DType]:
+    from gemmsmith.dtypes import BF16, FP16
 
-    if files:
-        return [entry for path in files for entry in read_table(path).entries]
-    tables = tables_for(gpu, sm_count, capability)
-    return [found.entry for found in tables.entries.values()]
+    legal = {dtype.name: dtype for dtype in (FP16, BF16)}
+    for word in words:
+        if word not in legal:
+            raise typer.BadParameter(f"--also {word}: use fp16 or bf16, which share their tiles")
+    if words and write is None:
+        raise typer.BadParameter("--also says what --write writes: name a file with --write")
+    return [legal[word] for word in words]
+
+
+def _writable(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise typer.BadParameter(f"{option} {path}: is a folder; name a file, as {path}/few.yaml")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(
+            f"{option} {path}: there is no folder {path.parent}; make it first"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{option} {path}: cannot be written; name a file that can be")
 
 
 def _share(option: str, word: str) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gemmsmith.bench.report_text import table
+from gemmsmith.spec import KernelSpec
 from gemmsmith.tune.reduce import Reduction
 from gemmsmith.tuned import Key
 
@@ -22,6 +24,24 @@ def reduction_json(found: Reduction) -> dict[str, Any]:
             for each in found.losses
         ],
     }
+
+
+def about_set(found: Reduction, kernels: Sequence[KernelSpec], gpus: Sequence[str]) -> str:
+    """Return what the head of a file with these kernels says: loss, GPUs, and what using it means.
+
+    ``gpus`` are those that the timings are of.
+    """
+    text = (
+        f"{len(found.kernels)} kernels that lose {found.loss:.2%}, {found.worst.loss:.1%} at"
+        f" worst,\nagainst {found.candidates} at {len(found.losses)} shapes on"
+        f" {' and '.join(gpus)}."
+    )
+    if any(spec.constant_b for spec in kernels):
+        text += (
+            "\nSome have constant_b: a call that names this set promises that no queued work"
+            "\nwrites the weight B. Where that is not so, reduce without --constant-b."
+        )
+    return text
 
 
 def reduction_text(found: Reduction) -> str:
