@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from gemmsmith.bench.environment import environment_here
+from gemmsmith.bench.gpu import exit_without_gpu
 from gemmsmith.bench.model_shapes import load_model
 from gemmsmith.bench.race import Entrants, Race, Rivalry, run_races
 from gemmsmith.bench.race_text import race_line, race_report
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("-o", type=Path, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=0.7, help="time for each shape")
     options = parser.parse_args()
+    exit_without_gpu()
     report = run_races(
         races(options.models, options.m, options.seconds),
         environment=environment_here(),

@@ -23,6 +23,7 @@ import torch
 
 import gemmsmith
 from gemmsmith.arch import architecture_of
+from gemmsmith.bench.gpu import exit_without_gpu
 from gemmsmith.kernelset import default_kernels
 from gemmsmith.launch import prepare, raw_stream
 from gemmsmith.operands import operands
@@ -111,6 +112,8 @@ def main() -> None:
     parser.add_argument("--emulated", action="store_true", help="our arms alone, without a GPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args()
+    if not chosen.emulated:
+        exit_without_gpu()
     with ExitStack() as stack:
         if chosen.emulated:
             emulate(stack)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 
 import gemmsmith
+from gemmsmith.bench.gpu import exit_without_gpu
 from gemmsmith.bench.measure import (
     ROTATED_BYTES,
     compare,
     copy_bandwidth,
     normal,
-    require_gpu,
     rotating,
 )
 from gemmsmith.bench.rounds import Policy
@@ -119,7 +119,7 @@ def calls(operation: Operation, sets: tuple[tuple[torch.Tensor, ...], ...]) -> l
 @torch.inference_mode()
 def main() -> None:
     """Measure and print."""
-    require_gpu()
+    exit_without_gpu()
     large = copy_bandwidth(seconds=SECONDS)
     print(f"{torch.cuda.get_device_name()}, copying 1 GiB: {large:.0f} GB/s")
     head = ("operation", "µs", "GB/s", "of copy", "vs eager", "vs compile")

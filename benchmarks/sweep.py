@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 import gemmsmith
+from gemmsmith.bench.gpu import exit_without_gpu
 from gemmsmith.bench.graphs import Arm
 from gemmsmith.bench.measure import compare
 from gemmsmith.bench.model_shapes import load_model
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480.0, help="stop after so long")
     parser.add_argument("--no-knobs", action="store_true", help="time kernels as chosen, once")
     options = parser.parse_args()
+    exit_without_gpu()
     started = time.monotonic()
     kernels = gemmsmith.load(options.pool)
     ready = kernels.build().built

@@ -25,6 +25,7 @@ def test_both_choices_race_beside_torch(
     monkeypatch.setattr(
         batch_invariant, "make_task", lambda m, n, k, dtype: make_task(m, n, k, dtype, device="cpu")
     )
+    monkeypatch.setattr(batch_invariant, "exit_without_gpu", lambda: None)
     monkeypatch.setattr(batch_invariant, "environment_here", lambda: ENVIRONMENT)
     monkeypatch.setattr(Entrants, "ours", _as_a_gpu_would)
     monkeypatch.setattr(sys, "argv", ["x", "smollm2-135m", "-m", "3"])

@@ -296,9 +296,8 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     told = [run("bench", file), run("bench", "--self-test")]
     assert [result.exit_code for result in told] == [1, 1]
-    assert {result.output for result in told} == {
-        "error: a benchmark needs a GPU and a CUDA build of torch; found none\n"
-    }
+    (sentence,) = {result.output for result in told}
+    assert sentence.startswith("error: a benchmark needs a GPU and a CUDA build of torch; ")
 
 
 @pytest.mark.parametrize(
@@ -346,10 +345,8 @@ def test_every_benchmark_needs_a_gpu(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run("bench", *words)
-    assert (result.exit_code, result.output) == (
-        1,
-        "error: a benchmark needs a GPU and a CUDA build of torch; found none\n",
-    )
+    assert result.exit_code == 1
+    assert result.output.startswith("error: a benchmark needs a GPU and a CUDA build of torch; ")
 
 
 def test_the_demo_refuses_an_empty_prompt(file: Path) -> None:

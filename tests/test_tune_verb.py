@@ -33,7 +33,7 @@ def test_tuning_needs_a_gpu() -> None:
         pytest.skip("there is a GPU")
     result = CliRunner().invoke(app, ["tune", "--model", "llama3-8b", "--budget", "60s"])
     assert result.exit_code == 1
-    assert result.output == ("error: tuning needs a GPU and a CUDA build of torch; found none\n")
+    assert result.output.startswith("error: tuning needs a GPU and a CUDA build of torch; ")
     for words, part in [
         (["--weight", "4096"], "write N and K as in 6144x4096"),
         (["--weight", "64x64", "--budget", "soon"], "write 90, 90s or 5min"),

@@ -10,7 +10,8 @@ import torch
 
 import gemmsmith
 from gemmsmith import nvml
-from gemmsmith.bench.measure import copy_bandwidth, matmul_peak, require_gpu
+from gemmsmith.bench.gpu import require_gpu
+from gemmsmith.bench.measure import copy_bandwidth, matmul_peak
 from gemmsmith.bench.report import Environment
 
 

@@ -17,8 +17,9 @@ import gemmsmith
 from gemmsmith import nn
 from gemmsmith.bench.environment import environment_here
 from gemmsmith.bench.gemm import checked_tokens
+from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import Arm
-from gemmsmith.bench.measure import require_gpu, rotating
+from gemmsmith.bench.measure import rotating
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
 from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry, run_races
 from gemmsmith.bench.race_text import race_line

@@ -13,11 +13,11 @@ import torch
 import gemmsmith
 from gemmsmith.bench import peers
 from gemmsmith.bench.environment import environment_here
+from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import Arm
 from gemmsmith.bench.measure import (
     SelfTest,
     compare,
-    require_gpu,
     self_test,
 )
 from gemmsmith.bench.model_shapes import ModelShapes, load_model

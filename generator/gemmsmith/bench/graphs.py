@@ -12,7 +12,8 @@ from typing import TypeAlias
 import torch
 
 from gemmsmith import nvml
-from gemmsmith.errors import MeasureError, NoDeviceError
+from gemmsmith.bench.gpu import require_gpu
+from gemmsmith.errors import MeasureError
 
 Arm: TypeAlias = Sequence[Callable[[], object]]
 """One function over its rotated inputs: a closure for each input set, all of equal work."""
@@ -35,8 +36,7 @@ class GraphTimer:
     """
 
     def __init__(self, arms: Mapping[str, Arm], *, replay_us: float = 1000.0) -> None:
-        if not torch.cuda.is_available():
-            raise NoDeviceError("measuring needs a GPU and a CUDA build of torch; found none")
+        require_gpu("measuring")
         self._device = _nvml_device()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())

@@ -11,7 +11,7 @@ import torch
 import gemmsmith
 from gemmsmith.bench.environment import environment_here
 from gemmsmith.bench.gemm import DEFAULT_M, checked_tokens
-from gemmsmith.bench.measure import require_gpu
+from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
 from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry, run_races
 from gemmsmith.bench.race_text import race_line

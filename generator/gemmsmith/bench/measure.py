@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import torch
 
+from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import Arm, GraphTimer
 from gemmsmith.bench.rounds import Comparison, Policy, Ratio, run_rounds
-from gemmsmith.errors import NoDeviceError
 
 T = TypeVar("T")
 
@@ -119,16 +119,6 @@ class SelfTest:
             f"{'passed' if self.passed else 'FAILED'}"
             f"{'' if self.converged else ' (intervals wider than asked)'}"
         )
-
-
-def require_gpu() -> None:
-    """Return where torch can use a GPU.
-
-    Raises:
-        NoDeviceError: where it cannot.
-    """
-    if not torch.cuda.is_available():
-        raise NoDeviceError("a benchmark needs a GPU and a CUDA build of torch; found none")
 
 
 def self_test(*, seconds: float = 3.0) -> SelfTest:

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.measure import compare, rotating
 from gemmsmith.bench.peers import fault, reference
 from gemmsmith.bench.report import OURS, TORCH
 from gemmsmith.bench.rounds import Policy, Ratio
 from gemmsmith.choose import choose
 from gemmsmith.dtypes import BF16, DType, parse_dtype
-from gemmsmith.errors import ArgumentError, NoDeviceError, NoKernelError
+from gemmsmith.errors import ArgumentError, NoKernelError
 from gemmsmith.fit import misfit
 from gemmsmith.kernelset import ExactKernel, KernelSet, load
 from gemmsmith.operands import TORCH_DTYPES
@@ -95,8 +96,7 @@ def try_kernel(
         NoKernelError: where there is no such kernel or it cannot take the shape.
         CompileError, ToolchainError: where it cannot be built.
     """
-    if not torch.cuda.is_available():
-        raise NoDeviceError("running a kernel needs a GPU and a CUDA build of torch; found none")
+    require_gpu("running a kernel")
     kernels = load(path)
     spec = kernels[name].spec if name else _best(kernels, shape, _dtype(dtype))
     alone = KernelSet([spec], arch=kernels.arch, source=kernels.source, supply=kernels.supply)

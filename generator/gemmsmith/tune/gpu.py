@@ -8,10 +8,11 @@ from functools import cached_property
 
 import torch
 
+from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import GraphTimer
 from gemmsmith.bench.rivals import eager_arm
 from gemmsmith.bench.tasks import Expected, Task, make_task
-from gemmsmith.errors import MeasureError, NoDeviceError
+from gemmsmith.errors import MeasureError
 from gemmsmith.kernelset import ExactKernel, KernelSet
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.selection import DeviceFacts
@@ -31,8 +32,7 @@ def device_here() -> DeviceFacts:
     Raises:
         NoDeviceError: where there is none.
     """
-    if not torch.cuda.is_available():
-        raise NoDeviceError("tuning needs a GPU and a CUDA build of torch; found none")
+    require_gpu("tuning")
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return DeviceFacts(
         name=properties.name,
