@@ -82,6 +82,25 @@ def test_without_a_table_the_estimate_chooses_and_says_what_binds(file: Path) ->
     ]
 
 
+def test_estimates_are_said_to_rank_only(file: Path) -> None:
+    command = ["which", "8192", "8192", "8192", str(file)]
+    text = CliRunner().invoke(app, command).stdout
+    assert "\n2 kernels fit; by estimate (for ranking only, not times)\n" in text
+    file.write_text(KERNELS.replace("      - tile: [128, 256, 64]\n", ""))
+    text = CliRunner().invoke(app, command).stdout
+    assert "\n1 kernel fits; by estimate (for ranking only, not times)\n" in text
+
+
+def test_a_known_gpu_brings_its_architecture() -> None:
+    told = asked(512, 4096, 4096, "--gpu", "NVIDIA A100-SXM4-80GB")
+    assert (told["gpu"], told["sm_count"]) == ("NVIDIA A100-SXM4-80GB", 108)
+    assert told["candidates"][0]["kernel"].endswith("_sm80")
+    told = asked(512, 4096, 4096, "--gpu", "NVIDIA A100-PCIE-40GB", "--sms", 108)
+    assert told["candidates"][0]["kernel"].endswith("_sm80")
+    told = asked(512, 4096, 4096, "--gpu", "NVIDIA H800", "--sms", 132)  # unknown: a Hopper
+    assert not told["candidates"][0]["kernel"].endswith("_sm80")
+
+
 def test_torch_takes_untimed_calls_that_leave_much_of_their_tiles_empty() -> None:
     """300 tokens are 3 tiles of 128 or 5 of 64; the default kernels were 0.51 to 0.72 of cuBLAS."""
     told = asked(300, 7168, 5120)
@@ -167,6 +186,10 @@ def test_what_cannot_be_asked_is_refused(file: Path) -> None:
         (["8", "64", "64", "--layout", "tn"], "use one of rcr"),
         (["8", "64", "64", "--gpu", "NVIDIA H800"], "--sms"),
         (["8", "64", "64", "--arch", "sm_89"], "--sms"),
+        (
+            ["8", "64", "64", "--arch", "sm_90a", "--gpu", "NVIDIA A100-SXM4-80GB"],
+            "NVIDIA A100-SXM4-80GB is of sm_80, --arch is sm_90a: drop one of them",
+        ),
     ]:
         result = CliRunner().invoke(app, ["which", *words], env={"COLUMNS": "200"})
         assert result.exit_code == 2

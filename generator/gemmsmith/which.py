@@ -27,11 +27,11 @@ class Candidate:
     kernel: str
     tuning: Tuning
     us: float
-    """Estimated time: good for ranking, not for promises."""
+    """Estimate, for ranking only: it is no time, and may be far off the measured one."""
     bound: str
     """The tightest limit."""
     limits: dict[str, float]
-    """µs that each limit alone would take."""
+    """µs that each limit alone would take, by the same estimate."""
     waves: float
     built: bool
 
@@ -195,7 +195,8 @@ def text(told: Explanation) -> str:
     else:
         lines += ["", f"no tuned table has an entry for it (bucket M = {told.bucket})"]
     lines += [f"  note: {note}" for note in told.notes]
-    lines += ["", f"{told.fitting} kernels fit; by estimate"]
+    fit = "1 kernel fits" if told.fitting == 1 else f"{told.fitting} kernels fit"
+    lines += ["", f"{fit}; by estimate (for ranking only, not times)"]
     for each in told.candidates:
         limits = ", ".join(f"{name} {us:.1f}" for name, us in each.limits.items())
         lines.append(

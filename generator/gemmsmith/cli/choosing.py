@@ -88,15 +88,20 @@ def _device(arch: str, gpu: str, sms: int | None) -> tuple[Architecture, str, in
     from gemmsmith.nvml import detect_architecture, devices
 
     here = devices()
+    of_gpu = [word for word, (known, _) in _KNOWN_GPUS.items() if gpu.startswith(_model(known))]
     if arch == "auto":
         row = detect_architecture()
     elif arch:
         row = parse_architecture(arch)
+    elif of_gpu:
+        row = parse_architecture(of_gpu[0])
     else:
         try:
             row = architecture_of(here[0].capability if here and not gpu else (9, 0))
         except UnknownArchitectureError:
             row = architecture_of((9, 0))
+    if of_gpu and row.name not in of_gpu:
+        raise typer.BadParameter(f"{gpu} is of {of_gpu[0]}, --arch is {row.name}: drop one of them")
     alike = [device for device in here if device.capability == row.capability]
     if alike and not gpu:
         name, count = alike[0].name, alike[0].sm_count
@@ -105,6 +110,11 @@ def _device(arch: str, gpu: str, sms: int | None) -> tuple[Architecture, str, in
     if sms is None and (count is None or (gpu and gpu != name)):
         raise typer.BadParameter(f"say with --sms how many multiprocessors {gpu or row.name} has")
     return row, gpu or name, sms or count or 0
+
+
+def _model(gpu: str) -> str:
+    """Return what the names of all GPUs of its model begin with."""
+    return gpu.partition("-")[0]
 
 
 def _problem(
