@@ -6,6 +6,7 @@ import pickle
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gemmsmith import nn
 from gemmsmith.choose import EARLY_WEIGHTS, costs, rank
 from gemmsmith.constant import HANDLE, handle_of
 from gemmsmith.dtypes import BF16
-from gemmsmith.errors import ArgumentError, IllegalKernelError, NoKernelError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError, IllegalKernelError, NoKernelError
 from gemmsmith.finish import PLAIN
 from gemmsmith.fit import misfit, misfits
 from gemmsmith.gemm_op import problem
@@ -158,6 +159,37 @@ def test_what_does_not_go_with_it_is_refused() -> None:
         gemmsmith.gemm(x, w.t(), kernels=default_kernels("sm_80").handle, constant_b=True)
 
 
+def test_a_set_says_what_does_the_same_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, x, w = set_of(monkeypatch, LATE, EARLY), bf16(5, 64), bf16(48, 64)
+    with pytest.raises(ArgumentError, match=r"of your own, name one \(ks\['name'\]\)"):
+        own.gemm(x, w.t(), deterministic="batch")
+    with pytest.raises(ArgumentError, match="of your own, those that have constant_b need no prom"):
+        own.gemm(x, w.t(), constant_b=True)
+    assert torch.equal(own.gemm(x, w.t(), deterministic="", constant_b=False), x @ w.t())
+
+
+@pytest.mark.parametrize("value", ["yes", None, 1])
+def test_a_promise_is_true_or_false(value: Any) -> None:
+    x, w = bf16(7, 64), bf16(48, 64)
+    legal = f"is {value!r}; True or False is legal"
+    with pytest.raises(ArgumentTypeError, match=f"constant_b {legal}"):
+        gemmsmith.gemm(x, w.t(), constant_b=value)
+    layer = nn.Linear(64, 48, dtype=torch.bfloat16)
+    with pytest.raises(ArgumentTypeError, match=f"constant_weight {legal}"):
+        layer.constant_weight = value
+    assert layer.kernels == ""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48, dtype=torch.bfloat16))
+    with pytest.raises(ArgumentTypeError, match=f"constant_weights {legal}"):
+        gemmsmith.convert(model, constant_weights=value)
+    assert type(model[0]) is torch.nn.Linear
+
+
+def test_another_misfit_is_told_before_the_promise() -> None:
+    odd = replace(CALL, k=100, a_align=8, b_align=8)
+    assert misfit(EARLY, odd).startswith("a: K=100 is not a multiple of 8")
+    assert misfit(EARLY, odd) == misfit(EARLY, replace(odd, constant_b=True))
+
+
 def test_it_compiles_into_one_graph() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -191,7 +223,7 @@ def test_layers_keep_the_promise_and_their_state(kind: type[nn.Linear]) -> None:
     for copied in (deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer.to("cpu")):
         assert copied.constant_weight
         assert torch.equal(copied(x), usual)
-    with pytest.raises(ArgumentError, match="constant_b goes without deterministic='batch'"):
+    with pytest.raises(ArgumentError, match="constant_weight goes without deterministic='batch'"):
         layer.deterministic = "batch"
     layer.deterministic = ""
     assert layer.constant_weight
@@ -200,7 +232,7 @@ def test_layers_keep_the_promise_and_their_state(kind: type[nn.Linear]) -> None:
     layer.deterministic = "batch"
     layer.constant_weight = False  # which it was
     assert layer.kernels == INVARIANT
-    with pytest.raises(ArgumentError, match="constant_b goes without deterministic='batch'"):
+    with pytest.raises(ArgumentError, match="constant_weight goes without deterministic='batch'"):
         layer.constant_weight = True
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from gemmsmith.arch import ARCHITECTURES, SM_80, SM_90A
+from gemmsmith.cli.app import app
+from gemmsmith.config import load_specs
 from gemmsmith.errors import ArgumentError
 from gemmsmith.explain import FLOP_PER_BYTE, WARPGROUPS, explain_problem, explain_spec
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
@@ -168,3 +172,19 @@ def test_empty_problems_have_no_tiles() -> None:
 def test_sizes_out_of_range_are_refused(size: tuple[int, int, int, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         explain_problem(KernelSpec(**HOPPER), *size)
+
+
+def test_naming_a_file_is_the_promise_of_a_constant_b(tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text(
+        "families:\n  - {name: own, arch: sm_90a, dtype: bf16, schedule: lean, swap: true,"
+        " tile: [16, 64, 64], dependent_launch: true, constant_b: true}\n"
+    )
+    told = CliRunner().invoke(app, ["explain", str(file), "--problem", "8", "4608", "3584"])
+    assert told.exit_code == 0
+    assert "cannot take" not in told.stdout
+    told = CliRunner().invoke(app, ["explain", str(file), "--problem", "8", "4608", "100"])
+    assert "cannot take the problem: a: K=100 is not a multiple of 8" in told.stdout
+    (spec,) = load_specs(file)
+    assert "pass constant_b=True" in explain_problem(spec, 8, 4608, 3584, 132).misfit
+    assert explain_problem(spec, 8, 4608, 3584, 132, constant_b=True).misfit == ""

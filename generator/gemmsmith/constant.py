@@ -10,7 +10,7 @@ from functools import cached_property
 
 from gemmsmith import invariant
 from gemmsmith.arch import ARCHITECTURES, architecture_of
-from gemmsmith.errors import ArgumentError, UnknownArchitectureError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError, UnknownArchitectureError
 from gemmsmith.kernelset import default_kernels
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import DeviceFacts, Plan, register_as
@@ -20,19 +20,30 @@ HANDLE = "constant-b"
 """What a call names to promise it; the same in every process."""
 
 
-def handle_of(kernels: str = "") -> str:
-    """Return the handle that a call with ``constant_b`` names.
+def is_promised(name: str, value: object) -> bool:
+    """Return ``value``, the promise that the argument ``name`` makes or not.
+
+    Raises:
+        ArgumentTypeError: where it is neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} is {value!r}; True or False is legal")
+    return value
+
+
+def handle_of(kernels: str = "", name: str = "constant_b") -> str:
+    """Return the handle that a call with ``constant_b``, or what ``name`` calls it, names.
 
     Raises:
         ArgumentError: where kernels are named besides, or the batch-invariant mode is.
     """
     if kernels == invariant.HANDLE:
         raise ArgumentError(
-            "constant_b goes without deterministic='batch', whose one kernel reads b late: drop one"
+            f"{name} goes without deterministic='batch', whose one kernel reads b late: drop one"
         )
     if kernels not in ("", HANDLE):
         raise ArgumentError(
-            "constant_b chooses among the default kernels: of your own, those that have constant_b"
+            f"{name} chooses among the default kernels: of your own, those that have constant_b"
             " need no promise beside their name"
         )
     return HANDLE

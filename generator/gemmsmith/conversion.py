@@ -12,6 +12,7 @@ import torch
 
 from gemmsmith import nn
 from gemmsmith.arch import ARCHITECTURES, architecture_of
+from gemmsmith.constant import is_promised
 from gemmsmith.conversion_report import Conversion, Layer, Left
 from gemmsmith.dtypes import INT8, DType
 from gemmsmith.errors import (
@@ -93,13 +94,13 @@ def convert(
             swapped: a promise that no queued work writes a weight when its layer is called.
 
     Raises:
-        ArgumentTypeError: where ``model`` is not a module.
+        ArgumentTypeError: where ``model`` is not a module, or ``constant_weights`` no bool.
         ArgumentError: where another argument cannot be used.
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     int8 = _is_int8(dtype)
-    if constant_weights and kernels is not None:
+    if is_promised("constant_weights", constant_weights) and kernels is not None:
         raise ArgumentError("constant_weights goes with the default kernels: drop one of them")
     if samples is not None and not int8:
         raise ArgumentError('samples prove int8 layers; pass dtype="int8" too')

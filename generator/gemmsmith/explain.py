@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemmsmith.choose import slots, tiles, waves
@@ -113,10 +113,13 @@ def explain_spec(spec: KernelSpec) -> SpecReport:
     )
 
 
-def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> ProblemReport:
+def explain_problem(
+    spec: KernelSpec, m: int, n: int, k: int, sm_count: int, *, constant_b: bool = False
+) -> ProblemReport:
     """Return how ``spec`` meets an (m, k) @ (k, n) problem on a GPU of ``sm_count`` SMs.
 
-    Operands are contiguous and 16-byte aligned at their start; no bias, no residual, no batch.
+    Operands are contiguous and 16-byte aligned at their start; no bias, no residual, no batch. With
+    ``constant_b`` the call promises that no queued work writes B.
 
     Raises:
         ArgumentError: where a size is negative, ``sm_count`` is below 1, or one of them is above
@@ -132,7 +135,7 @@ def explain_problem(spec: KernelSpec, m: int, n: int, k: int, sm_count: int) -> 
             raise ArgumentError(f"{argument} is {value}; it must be {least} or more")
         if value > MAX_SIZE:
             raise ArgumentError(f"{argument} is {value}; it must be {MAX_SIZE} or less")
-    problem = _contiguous(spec, m, n, k)
+    problem = replace(_contiguous(spec, m, n, k), constant_b=constant_b)
     count, steps = tiles(spec, problem), _up(k, spec.tile.k)
     computed = count * spec.tile.m * spec.tile.n * steps * spec.tile.k
     moved = m * k * spec.a.bytes + k * n * spec.b.bytes + m * n * spec.d.bytes

@@ -82,6 +82,12 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
                 f"{operand}: address, row stride or batch stride divides by {found} B only,"
                 f" the kernel needs {needed} B ({elements} elements of {dtype.name})"
             )
+    # last: a promise helps only where nothing else is amiss
+    if spec.constant_b and not problem.constant_b:
+        return (
+            "the kernel reads b while the kernel ahead may still write it (constant_b): pass"
+            " constant_b=True for weights that stay as they are and whose strides need no copy"
+        )
     return ""
 
 
@@ -98,11 +104,6 @@ def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
         return "scales go with one matrix b, not with a batch of them"
     if problem.zero_point and not spec.zero_point:
         return "the kernel takes no zero point (epilogue.zero_point is false)"
-    if spec.constant_b and not problem.constant_b:
-        return (
-            "the kernel reads b while the kernel ahead may still write it (constant_b): pass"
-            " constant_b=True for weights that stay as they are and whose strides need no copy"
-        )
     if problem.gate != "none" and problem.n % (2 * GATE_BLOCK):
         return f"N={problem.n} is not a multiple of 16, the blocks of gate and up"
     return ""

@@ -148,17 +148,33 @@ class KernelSet:
         alpha: float = 1,  # as in ops.gemm
         beta: float | None = None,
         out: Tensor | None = None,
+        *,
+        deterministic: str = "",
+        constant_b: bool = False,
     ) -> Tensor:
         """Return ``alpha * a @ b + beta * residual + bias`` by the best kernel of this set.
 
-        Arguments are those of :func:`gemmsmith.gemm`.
+        Arguments are those of :func:`gemmsmith.gemm`; ``deterministic`` and ``constant_b`` choose
+        among the default kernels.
 
         Raises:
+            ArgumentError: where one of those two is given: it says what does the same here.
             NoKernelError: where none fits, with each kernel's reason.
         """
         from gemmsmith import gemm
 
-        return gemm(a, b, bias, residual, alpha, beta, out, kernels=self.handle)
+        return gemm(
+            a,
+            b,
+            bias,
+            residual,
+            alpha,
+            beta,
+            out,
+            kernels=self.handle,
+            deterministic=deterministic,
+            constant_b=constant_b,
+        )
 
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it."""

@@ -85,7 +85,7 @@ def gemm(
     """
     if deterministic:
         kernels = handle_of(deterministic, kernels)
-    if constant_b:
+    if constant_b is not False and constant.is_promised("constant_b", constant_b):
         kernels = constant.handle_of(kernels)
     if not is_dynamo_compiling():
         settled = direct.launch(

@@ -158,7 +158,9 @@ def explain(
         if entry.spec is not None:
             report = explain_spec(entry.spec)
             if problem is not None:
-                met = explain_problem(entry.spec, *problem, _sm_count(entry.spec, sms))
+                count = _sm_count(entry.spec, sms)
+                named = source is not None  # which is the promise
+                met = explain_problem(entry.spec, *problem, count, constant_b=named)
         results.append((entry, report, met))
     if as_json:
         print_json({"kernels": [_explained(*result) for result in results]})

@@ -40,6 +40,10 @@ def parameter(layer: torch.nn.Module, name: str) -> Any:
     return parameters[name] if name in parameters else getattr(layer, name)
 
 
+def _constant_handle(kernels: str) -> str:
+    return constant.handle_of(kernels, "constant_weight")
+
+
 class Linear(torch.nn.Linear):
     """``y = x @ weight.T + bias`` on gemmsmith's kernels, for inference.
 
@@ -93,7 +97,7 @@ class Linear(torch.nn.Linear):
     @deterministic.setter
     def deterministic(self, word: str) -> None:
         kernels = handle_of(word) if word else ""
-        self.kernels = constant.handle_of(kernels) if self.constant_weight else kernels
+        self.kernels = _constant_handle(kernels) if self.constant_weight else kernels
 
     @property
     def constant_weight(self) -> bool:
@@ -105,14 +109,15 @@ class Linear(torch.nn.Linear):
         ``torch.cuda.synchronize()``.
 
         Raises:
+            ArgumentTypeError: where it is set to neither True nor False.
             ArgumentError: where the layer is deterministic, or tied to kernels.
         """
         return self.kernels == constant.HANDLE
 
     @constant_weight.setter
     def constant_weight(self, promised: bool) -> None:
-        if promised:
-            self.kernels = constant.handle_of(self.kernels)
+        if constant.is_promised("constant_weight", promised):
+            self.kernels = _constant_handle(self.kernels)
             if self.weight.is_cuda:
                 torch.cuda.synchronize(self.weight.device)
         elif self.constant_weight:
