@@ -10,7 +10,15 @@ import typer
 from typer.core import TyperGroup
 
 import gemmsmith
-from gemmsmith.cli import bundles, choosing, configurations, kernels, machine, matrix
+from gemmsmith.cli import (
+    bundles,
+    choosing,
+    configurations,
+    kernels,
+    machine,
+    matrix,
+    reducing,
+)
 from gemmsmith.errors import ConfigError, GemmsmithError, SettingError, UnknownArchitectureError
 
 _USER_INPUT = (ConfigError, SettingError, UnknownArchitectureError)
@@ -69,7 +77,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (machine, choosing, configurations, kernels, matrix, bundles):
+for module in (machine, choosing, reducing, configurations, kernels, matrix, bundles):
     for verb, command in module.VERBS.items():
         app.command(verb)(command)
 

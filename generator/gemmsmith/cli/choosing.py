@@ -1,10 +1,9 @@
-"""Verbs about which kernel runs where: ``which``, ``tune``, ``reduce``."""
+"""Verbs about which kernel runs where: ``which`` and ``tune``."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ from gemmsmith.cli.options import AsJson, ConstantB, Source, print_json, specs_o
 
 if TYPE_CHECKING:
     from gemmsmith.arch import Architecture
-    from gemmsmith.dtypes import DType
     from gemmsmith.problem import GemmProblem
 
 Models = Annotated[
@@ -64,7 +62,7 @@ def which(
     """Say which kernel takes a call, why, and what the others would take. Needs no GPU."""
     from gemmsmith.which import explain_choice, text
 
-    row, name, sm_count = _device(arch, gpu, sms)
+    row, name, sm_count = device_asked(arch, gpu, sms)
     specs = specs_of(source, [row.name])
     named = source is not None and any(spec.constant_b for spec in specs)  # which is the promise
     problem = _problem((m, n, k), dtype, layout, activation, gate, residual=residual)
@@ -81,7 +79,7 @@ def which(
         typer.echo(text(told))
 
 
-def _device(arch: str, gpu: str, sms: int | None) -> tuple[Architecture, str, int]:
+def device_asked(arch: str, gpu: str, sms: int | None) -> tuple[Architecture, str, int]:
     """Return architecture, name and multiprocessors of the GPU that is meant."""
     from gemmsmith.arch import architecture_of, parse_architecture
     from gemmsmith.errors import UnknownArchitectureError
@@ -260,136 +258,6 @@ def tune(
         raise typer.Exit(1)
 
 
-def reduce(
-    source: Source = None,
-    model: Models = None,
-    table: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="YAML",
-            help="Tuned table; repeatable; by default those in use for the GPU.",
-            show_default=False,
-        ),
-    ] = None,
-    file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="YAML", help="Further kernels; repeatable.", show_default=False),
-    ] = None,
-    loss: Annotated[str, typer.Option(metavar="2%", help="Lost in the geometric mean.")] = "2%",
-    worst: Annotated[str, typer.Option(metavar="10%", help="Lost at any one shape.")] = "10%",
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="YAML", help="Write the kernels kept there.", show_default=False),
-    ] = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="fp16|bf16",
-            help="Write them for this element type too; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    arch: Annotated[
-        str, typer.Option(metavar="ARCH", help="Architecture; auto: that of the GPU here.")
-    ] = "",
-    gpu: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The GPU's name; by default the one here, or an H200."),
-    ] = "",
-    sms: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="COUNT", help="Its multiprocessors.", show_default=False),
-    ] = None,
-    *,
-    constant_b: Annotated[
-        bool,
-        typer.Option(
-            "--constant-b",
-            help="Count calls that promise constant_b too, and the kernels that rely on it.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Find few kernels that lose little against all that tuned tables hold. Needs no GPU.
-
-    Kernels are gemmsmith's own or those of a file, as they were when they were timed.
-    """
-    from gemmsmith.errors import MeasureError
-    from gemmsmith.spec_yaml import families_yaml
-    from gemmsmith.tune.gather import gather
-    from gemmsmith.tune.reduce import reduce_set
-    from gemmsmith.tune.reduce_text import about_set, reduction_json, reduction_text
-    from gemmsmith.tuned import identified
-
-    types = _also(also or (), write)
-    limits = {"loss": _share("--loss", loss), "worst": _share("--worst", worst)}
-    if write is not None:
-        _writable("--write", write)
-    row, name, sm_count = _device(arch, gpu, sms)
-    tables = gather(table or (), name, sm_count, row.capability, constant_b=constant_b)
-    entries = tables.entries
-    if model:
-        from gemmsmith.bench.model_shapes import load_model
-
-        wanted = {(shape.n, shape.k) for each in model for shape in load_model(each).shapes}
-        entries = tuple(entry for entry in entries if (entry.n, entry.k) in wanted)
-    specs = {
-        identified(spec): spec
-        for place in (source, *(file or ()))
-        for spec in specs_of(place, [row.name])
-        if constant_b or not spec.constant_b
-    }
-    try:
-        found = reduce_set(entries, known=specs.keys(), **limits)
-    except MeasureError as error:
-        raise MeasureError("\n".join([str(error), *tables.notes])) from None
-    if write is not None:
-        kernels = [specs[each] for each in found.kernels]
-        text = families_yaml(kernels, about_set(found, kernels, tables.gpus), types)
-        try:
-            write.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise typer.BadParameter(f"--write {write}: {error.strerror or error}") from None
-    if as_json:
-        print_json({**reduction_json(found), "notes": list(tables.notes)})
-    else:
-        typer.echo("\n".join([reduction_text(found), *(f"note: {each}" for each in tables.notes)]))
-
-
-def _also(words: Sequence[str], write: Path | None) -> list[DType]:
-    from gemmsmith.dtypes import BF16, FP16
-
-    legal = {dtype.name: dtype for dtype in (FP16, BF16)}
-    for word in words:
-        if word not in legal:
-            raise typer.BadParameter(f"--also {word}: use fp16 or bf16, which share their tiles")
-    if words and write is None:
-        raise typer.BadParameter("--also says what --write writes: name a file with --write")
-    return [legal[word] for word in words]
-
-
-def _writable(option: str, path: Path) -> None:
-    if path.is_dir():
-        raise typer.BadParameter(f"{option} {path}: is a folder; name a file, as {path}/few.yaml")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(
-            f"{option} {path}: there is no folder {path.parent}; make it first"
-        )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise typer.BadParameter(f"{option} {path}: cannot be written; name a file that can be")
-
-
-def _share(option: str, word: str) -> float:
-    text = word.strip().removesuffix("%")
-    try:
-        value = float(text) / (100 if text != word.strip() else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise typer.BadParameter(f"{option} {word}: write 2% or 0.02")
-    return value
-
-
 def _sizes(word: str) -> tuple[int, int]:
     n, _, k = word.lower().replace("×", "x").partition("x")
     if not (n.isdecimal() and k.isdecimal() and int(n) and int(k)):
@@ -404,4 +272,4 @@ def _seconds(word: str) -> float:
     return float(found[1]) * {"m": 60, "min": 60, "h": 3600}.get(found[2] or "s", 1)
 
 
-VERBS: dict[str, Callable[..., Any]] = {"which": which, "tune": tune, "reduce": reduce}
+VERBS: dict[str, Callable[..., Any]] = {"which": which, "tune": tune}
