@@ -82,8 +82,6 @@ SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than 
 SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves at its identity
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
 SHARPNESS = 6.5  # how nearly the tightest limit alone decides (a p-norm's p)
-
-
 FITTING = 3.5  # µs outside its main loops of a call whose tiles fit
 UNSUITED = 1.3  # times as long as such a call, from where on torch is the safer choice ...
 JUDGED_FROM = 8.0  # ... for calls with so many µs of main loops
@@ -91,17 +89,28 @@ JUDGED_FROM = 8.0  # ... for calls with so many µs of main loops
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
     """Return the fitting kernel with the smallest estimated time; None where none fits."""
-    return next(iter(rank(specs, problem, sm_count)), None)
+    times = _times(specs, problem, sm_count)
+    best = min(times, key=lambda spec: (times[spec], spec.name), default=None)
+    if best is None:
+        return None
+    return Choice(spec=best, tuning=tune(best, problem), microseconds=times[best])
 
 
 def rank(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> list[Choice]:
     """Return the fitting kernels, the smallest estimated time first."""
-    fitting = [spec for spec in specs if not misfit(spec, problem)]
-    times = {spec: estimate(spec, problem, sm_count) for spec in fitting}
+    times = _times(specs, problem, sm_count)
     return [
         Choice(spec=spec, tuning=tune(spec, problem), microseconds=times[spec])
-        for spec in sorted(fitting, key=lambda spec: (times[spec], spec.name))
+        for spec in sorted(times, key=lambda spec: (times[spec], spec.name))
     ]
+
+
+def _times(
+    specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int
+) -> dict[KernelSpec, float]:
+    """Return the estimated time of each kernel that fits."""
+    fitting = (spec for spec in specs if not misfit(spec, problem))
+    return {spec: estimate(spec, problem, sm_count) for spec in fitting}
 
 
 def unsuited(choice: Choice, problem: GemmProblem, sm_count: int) -> str:
@@ -112,10 +121,7 @@ def unsuited(choice: Choice, problem: GemmProblem, sm_count: int) -> str:
     (benchmarks/NOTES.md).
     """
     flop = 2.0 * problem.m * problem.n * problem.k
-    moved = problem.a.bytes * problem.k * (problem.m + problem.n)
-    moved += problem.d.bytes * problem.m * problem.n
-    limits = (flop / (sm_count * MATH_PER_SM), moved / HBM)
-    busy: float = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
+    busy = _together((flop / (sm_count * MATH_PER_SM), _unique_bytes(problem) / HBM))
     over = choice.microseconds / (busy + FITTING)
     if busy < JUDGED_FROM or over <= UNSUITED:
         return ""
@@ -196,17 +202,15 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         "TMA": depth * (tile.m + tile.n) / ingest,
     }
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
-    unique = whole * (problem.m + problem.n) + spec.d.bytes * problem.m * problem.columns
     delivered = count * depth * (tile.m + tile.n)
     slower = STREAM_K if split else 1.0
     limits = {name: slower * rounds * main_loop for name, main_loop in main_loops.items()}
     others = {
         "L2": shared / L2,
         "delivery": delivered / DELIVERY,
-        "HBM": problem.batch * unique / HBM,
+        "HBM": problem.batch * _unique_bytes(problem) / HBM,
     }
-    tightest = (max(limits.values()), *others.values())
-    busy: float = sum(limit**SHARPNESS for limit in tightest) ** (1 / SHARPNESS)
+    busy = _together((max(limits.values()), *others.values()))
     area = tile.m * tile.n / (128 * 128)
     exposed = {
         "pingpong": RAMP + PINGPONG_EPILOGUE * area,
@@ -227,6 +231,18 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         exposed += DIRECT_STORE * area * rounds
     total = (busy + exposed) * _spare(spec, problem)
     return Costs(limits=limits | others, exposed=exposed, total=total)
+
+
+def _unique_bytes(problem: GemmProblem) -> int:
+    """Return the bytes of one product's operands and result, each counted once."""
+    read = problem.a.bytes * problem.k * (problem.m + problem.n)
+    return read + problem.d.bytes * problem.m * problem.columns
+
+
+def _together(limits: Iterable[float]) -> float:
+    """Return the time of main loops that each resource alone would take so long for."""
+    total: float = sum(limit**SHARPNESS for limit in limits) ** (1 / SHARPNESS)
+    return total
 
 
 def _spare(spec: KernelSpec, problem: GemmProblem) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cached_property
 
 from gemmsmith import invariant
-from gemmsmith.arch import ARCHITECTURES, architecture_of
+from gemmsmith.arch import architecture_of
 from gemmsmith.errors import ArgumentError, ArgumentTypeError, UnknownArchitectureError
-from gemmsmith.kernelset import default_kernels
+from gemmsmith.kernelset import default_kernels, rows_of_every_gpu
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import DeviceFacts, Plan, register_as
 from gemmsmith.spec import KernelSpec
@@ -58,8 +58,7 @@ class _ConstantB:
     @cached_property
     def specs(self) -> tuple[KernelSpec, ...]:
         """What may run on some GPU, so that a call can be checked without one."""
-        every = (spec for row in ARCHITECTURES for spec in default_kernels(row.name).specs)
-        return tuple(spec for spec in every if spec.layout[2] == "r")
+        return rows_of_every_gpu()
 
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it."""

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
-from gemmsmith.arch import ARCHITECTURES, architecture_of
+from gemmsmith.arch import architecture_of
 from gemmsmith.buckets import BUCKETS
 from gemmsmith.choose import estimate, tune
 from gemmsmith.errors import ArgumentError, NoKernelError, UnknownArchitectureError
 from gemmsmith.fit import misfit, misfits
-from gemmsmith.kernelset import default_kernels
+from gemmsmith.kernelset import default_kernels, rows_of_every_gpu
 from gemmsmith.kinds import first_fitting
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import DeviceFacts, Plan, register_as
@@ -82,8 +82,7 @@ class _BatchInvariant:
     @cached_property
     def specs(self) -> tuple[KernelSpec, ...]:
         """What may run on some GPU, so that a call can be checked without one."""
-        every = (spec for row in ARCHITECTURES for spec in default_kernels(row.name).specs)
-        return tuple(spec for spec in every if sums_alike(spec) and spec.layout[2] == "r")
+        return tuple(filter(sums_alike, rows_of_every_gpu()))
 
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan:
         """Return the one kernel for such calls, or raise; see :class:`Selection`."""

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmsmith.arch import Architecture, parse_architecture, portable
+from gemmsmith.arch import ARCHITECTURES, Architecture, parse_architecture, portable
 from gemmsmith.build import BuildReport
 from gemmsmith.bundle import is_bundle, read_bundle
 from gemmsmith.choose import Choice, Tuning, choose
@@ -70,6 +70,15 @@ def default_kernels(arch: str) -> KernelSet:
     folder = configs_dir() / "kernels"
     specs = load_specs(folder, arch=[row.name])
     return KernelSet(specs, arch=row, source=str(folder), build_on_use=True, torch_may_run=True)
+
+
+def rows_of_every_gpu() -> tuple[KernelSpec, ...]:
+    """Return the default kernels of all architectures that write rows.
+
+    By them a call can be checked on a machine without a GPU.
+    """
+    every = (spec for row in ARCHITECTURES for spec in default_kernels(row.name).specs)
+    return tuple(spec for spec in every if spec.layout[2] == "r")
 
 
 class KernelSet:

@@ -15,6 +15,7 @@ from gemmsmith.config_model import EpilogueKeys
 from gemmsmith.dtypes import DType, accumulator_of
 from gemmsmith.spec import SCHEDULE_WORDS, KernelSpec, widest_alignment
 from gemmsmith.spec_dict import spec_to_dict
+from gemmsmith.yaml_flow import flow
 
 _OWN = ("tile", "warp", "cluster", "split_k", "stages", "alignment")  # what differs within a family
 _TYPES = ("a", "b", "acc", "d")
@@ -44,9 +45,9 @@ def families_yaml(specs: Sequence[KernelSpec], about: str, also: Sequence[DType]
         lines.append(f"  - name: {word}{number}")
         some = list(kernels)
         common["dtype"] = _types(some[0], also)
-        lines += [f"    {key}: {_flow(value)}" for key, value in common.items()]
+        lines += [f"    {key}: {flow(value)}" for key, value in common.items()]
         lines.append("    kernels:")
-        lines += [f"      - {_flow(_own(spec))}" for spec in some]
+        lines += [f"      - {flow(_own(spec))}" for spec in some]
     text = "\n".join(lines) + "\n"
     _prove(text, specs, also)
     return text
@@ -97,14 +98,6 @@ def _own(spec: KernelSpec) -> dict[str, Any]:
     if "alignment" in own:
         own["alignment"] = spec.alignment._asdict()
     return own
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _prove(text: str, specs: Sequence[KernelSpec], also: Sequence[DType]) -> None:

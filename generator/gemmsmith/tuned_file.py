@@ -14,6 +14,7 @@ from gemmsmith.config_problems import Models, sentences
 from gemmsmith.errors import ConfigError, Problem
 from gemmsmith.memo import remember
 from gemmsmith.tuned import FORMAT, Entry, Made, Table, Timing
+from gemmsmith.yaml_flow import flow
 from gemmsmith.yaml_lines import read_yaml
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built so
@@ -81,7 +82,7 @@ def _error(path: Path, line: int, message: str) -> ConfigError:
 def write_table(path: Path, table: Table) -> None:
     """Write a table in place of the file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = "".join(f"  {name}: {_word(value)}\n" for name, value in table.made)
+    head = "".join(f"  {name}: {flow(value)}\n" for name, value in table.made)
     ordered = sorted(table.entries, key=lambda e: (e.a, e.d, e.layout, e.epilogue, e.k, e.n, e.m))
     text = f"{_ABOUT}made:\n{head}entries:\n" + "".join(map(entry_line, ordered))
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -100,21 +101,4 @@ def add_entry(path: Path, entry: Entry) -> None:
 
 def entry_line(entry: Entry) -> str:
     """Return the line of YAML for an entry."""
-    return f"  - {_flow(entry.model_dump(exclude_defaults=True))}\n"
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    return _word(value)
-
-
-def _word(value: object) -> str:
-    """A number, or text, quoted unless it is plainly a word."""
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value)
-    plain = text.replace("_", "").replace("@", "").isalnum() and text[0].isalpha()
-    return text if plain else json.dumps(text)
+    return f"  - {flow(entry.model_dump(exclude_defaults=True))}\n"

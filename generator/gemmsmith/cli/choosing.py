@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.cli.options import AsJson, ConstantB, Source, print_json, specs_of
+from gemmsmith.cli.options import (
+    ArchOfGpu,
+    AsJson,
+    ConstantB,
+    GpuName,
+    Multiprocessors,
+    Source,
+    print_json,
+    specs_of,
+)
 
 if TYPE_CHECKING:
     from gemmsmith.arch import Architecture
@@ -43,17 +52,9 @@ def which(
         str, typer.Option(metavar="NAME", help="Function of the product.")
     ] = "none",
     gate: Annotated[str, typer.Option(metavar="NAME", help="Function of the gate half.")] = "none",
-    arch: Annotated[
-        str, typer.Option(metavar="ARCH", help="Architecture; auto: that of the GPU here.")
-    ] = "",
-    gpu: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The GPU's name; by default the one here, or an H200."),
-    ] = "",
-    sms: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="COUNT", help="Its multiprocessors.", show_default=False),
-    ] = None,
+    arch: ArchOfGpu = "",
+    gpu: GpuName = "",
+    sms: Multiprocessors = None,
     *,
     residual: Annotated[bool, typer.Option("--residual", help="With a residual.")] = False,
     constant_b: ConstantB = False,

@@ -43,6 +43,19 @@ ConstantB = Annotated[
         "--constant-b", help="For calls that promise constant_b: no queued work writes the weight."
     ),
 ]
+ArchOfGpu = Annotated[
+    str, typer.Option("--arch", metavar="ARCH", help="Architecture; auto: that of the GPU here.")
+]
+GpuName = Annotated[
+    str,
+    typer.Option(
+        "--gpu", metavar="NAME", help="The GPU's name; by default the one here, or an H200."
+    ),
+]
+Multiprocessors = Annotated[
+    int | None,
+    typer.Option("--sms", min=1, metavar="COUNT", help="Its multiprocessors.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.cli.choosing import Models, device_asked
-from gemmsmith.cli.options import AsJson, Source, print_json, specs_of
+from gemmsmith.cli.options import (
+    ArchOfGpu,
+    AsJson,
+    GpuName,
+    Multiprocessors,
+    Source,
+    print_json,
+    specs_of,
+)
 
 if TYPE_CHECKING:
     from gemmsmith.dtypes import DType
@@ -45,17 +53,9 @@ def reduce(
             show_default=False,
         ),
     ] = None,
-    arch: Annotated[
-        str, typer.Option(metavar="ARCH", help="Architecture; auto: that of the GPU here.")
-    ] = "",
-    gpu: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The GPU's name; by default the one here, or an H200."),
-    ] = "",
-    sms: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="COUNT", help="Its multiprocessors.", show_default=False),
-    ] = None,
+    arch: ArchOfGpu = "",
+    gpu: GpuName = "",
+    sms: Multiprocessors = None,
     *,
     constant_b: Annotated[
         bool,
