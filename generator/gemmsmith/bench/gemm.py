@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -136,6 +136,13 @@ def _measure(
     checked = check_arms(inputs, gemmsmith.gemm if kernels is None else kernels.gemm, alone)
     policy = Policy(seconds=seconds, retire_above=_RETIRE_ABOVE if alone else None)
     keep = [arm for arm in (TORCH, OURS) if arm in checked.arms]
+    return timed_row(case, checked, keep, policy)
+
+
+def timed_row(
+    case: BenchCase, checked: CheckedArms, keep: Collection[str], policy: Policy
+) -> BenchRow:
+    """Return the row of ``case`` after timing its arms beside torch; those in ``keep`` stay."""
     return BenchRow(
         model=case.model,
         op=case.op,

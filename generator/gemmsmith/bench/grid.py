@@ -24,9 +24,9 @@ from gemmsmith.bench.gemm import (
     CheckedArms,
     checked_tokens,
     last_choice,
+    timed_row,
     written_fault,
 )
-from gemmsmith.bench.measure import compare
 from gemmsmith.bench.model_shapes import load_model
 from gemmsmith.bench.report import OURS, TORCH, BenchRow, Environment, geomean
 from gemmsmith.bench.report_text import power_line, row_line, table
@@ -231,21 +231,7 @@ def _measured(
     for case in cases:
         inputs = peers.make_inputs(case.m, case.n, case.k, MEASURED_DTYPES[case.dtype])
         checked = grid_arms(inputs, gemm, own)
-        policy = Policy(seconds=seconds)
-        keep = tuple(checked.arms)
-        yield BenchRow(
-            model=case.model,
-            op=case.op,
-            m=case.m,
-            n=case.n,
-            k=case.k,
-            dtype=case.dtype.name,
-            element_bytes=case.dtype.bytes,
-            comparison=compare(checked.arms, baseline=TORCH, keep=keep, policy=policy),
-            kernel=checked.kernel,
-            wrong=checked.wrong,
-            missing=checked.missing,
-        )
+        yield timed_row(case, checked, tuple(checked.arms), Policy(seconds=seconds))
         del inputs, checked
         torch.cuda.empty_cache()
 
