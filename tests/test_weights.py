@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gemmsmith
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.weights import Preparation, prepare
+from gemmsmith.weights import Preparation, join, prepare
 
 
 def numbered(n: int, k: int) -> Tensor:
@@ -122,3 +122,21 @@ def test_interleave_refuses_odd_sizes() -> None:
         gemmsmith.interleave(numbered(12, 4), numbered(12, 4))
     with pytest.raises(ArgumentTypeError, match="not a torch"):
         prepare(numbered(8, 8), "up")  # type: ignore[arg-type]
+
+
+def test_joined_weights_follow_each_other_and_come_apart_again() -> None:
+    parts = [numbered(rows, 20) + rows for rows in (24, 8, 9)]
+    joined, record = join(parts)
+    assert joined.shape == record.padded == (48, 32)
+    assert torch.equal(joined[24:32, :20], parts[1])
+    assert joined[41:].count_nonzero() == joined[:, 20:].count_nonzero() == 0
+    for found, want in zip(record.restore(joined), parts, strict=True):
+        assert torch.equal(found, want)
+    vector = record.apply(*(part[:, 3] for part in parts))
+    assert torch.equal(vector, joined[:, 3])
+    assert torch.equal(record.restore(vector)[2], parts[2][:, 3])
+    assert str(record) == "3 joined to one (24 + 8 + 9), padded from 41x20 to 48x32"
+    with pytest.raises(ArgumentError, match=r"K=20 .*float16 .*, K=20 .*float32 on cpu"):
+        join([parts[0], parts[1].half()])
+    with pytest.raises(ArgumentError, match="weights is empty"):
+        join([])

@@ -2,7 +2,7 @@
 
 A kernel reads a weight (N, K) with K contiguous and both sizes padded; one with a gate reads the
 rows of gate and up in turns, eight by eight. Checkpoints store [K, N] (GPT-2's Conv1D), gate and up
-apart, or one after the other.
+apart, or one after the other, and query, key and value apart, which one product makes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.row_math import PADDING
 from gemmsmith.spec import GATE_BLOCK
 
-__all__ = ["ORDERS", "Order", "Preparation", "interleave", "prepare"]
+__all__ = ["ORDERS", "Order", "Preparation", "interleave", "join", "prepare"]
 
 Order = Literal["", "separate", "gate_up", "up_gate"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -30,7 +30,8 @@ class Preparation:
     """What :func:`prepare` did to a weight: enough to do it again and to undo it."""
 
     shape: tuple[int, int]
-    """Size of a tensor as it was given; gate and up apart have one size."""
+    """Size of a tensor as it was given; gate and up apart have one size, and of tensors that were
+    joined it is that of all together."""
     padding: tuple[int, int]
     """Zero rows, for gate and up those of each, and zero columns that were added to (N, K)."""
     interleaved: Order = ""
@@ -38,6 +39,8 @@ class Preparation:
     ``up_gate`` in one; empty for a weight that is none of these."""
     transposed: bool = False
     """Whether what was given is [K, N]."""
+    joined: tuple[int, ...] = ()
+    """Rows of each tensor, where several were given that now follow each other; else empty."""
 
     @property
     def features(self) -> tuple[int, int]:
@@ -55,7 +58,9 @@ class Preparation:
     @property
     def changes(self) -> bool:
         """Whether the prepared weight is not simply the given one."""
-        return self.padding != (0, 0) or bool(self.interleaved) or self.transposed
+        return (
+            self.padding != (0, 0) or bool(self.interleaved) or self.transposed or bool(self.joined)
+        )
 
     def __str__(self) -> str:
         words = []
@@ -63,22 +68,26 @@ class Preparation:
             words.append("transposed to K-major")
         if self.interleaved:
             words.append("gate and up interleaved by 8 rows")
+        if self.joined:
+            words.append(f"{len(self.joined)} joined to one ({' + '.join(map(str, self.joined))})")
         if self.padding != (0, 0):
             (n, k), (padded_n, padded_k) = self.features, self.padded
             words.append(f"padded from {n}x{k} to {padded_n}x{padded_k}")
         return ", ".join(words) or "as given"
 
-    def apply(self, given: Tensor, up: Tensor | None = None) -> Tensor:
+    def apply(self, *given: Tensor) -> Tensor:
         """Return weights, or vectors with a value for each output feature, as kernels read them."""
-        tensors: tuple[Tensor, ...] = (given,) if up is None else (given, up)
-        if given.dim() == 2 and self.transposed:
+        tensors, dimensions = given, given[0].dim()
+        if self.joined:
+            tensors = (torch.cat(given),)
+        if dimensions == 2 and self.transposed:
             tensors = tuple(tensor.t() for tensor in tensors)
         parts: Sequence[Tensor] = tensors
         if self.interleaved in ("gate_up", "up_gate"):
             parts = tensors[0].chunk(2)
             parts = parts if self.interleaved == "gate_up" else parts[::-1]
         rows, columns = self.padding
-        sides = (0, rows) if given.dim() == 1 else (0, columns, 0, rows)
+        sides = (0, rows) if dimensions == 1 else (0, columns, 0, rows)
         if any(sides):
             parts = [functional.pad(part, sides) for part in parts]
         return (interleave(*parts) if len(parts) == 2 else parts[0]).contiguous()
@@ -96,6 +105,8 @@ class Preparation:
             parts = [torch.cat(parts if self.interleaved == "gate_up" else parts[::-1])]
         if prepared.dim() == 2 and self.transposed:
             parts = [part.t() for part in parts]
+        if self.joined:
+            parts = torch.split(parts[0], list(self.joined))
         return tuple(part.contiguous() for part in parts)
 
 
@@ -143,7 +154,33 @@ def prepare(
         interleaved=order,
         transposed=transposed,
     )
-    return preparation.apply(weight, up), preparation
+    return preparation.apply(*(weight,) if up is None else (weight, up)), preparation
+
+
+def join(weights: Sequence[Tensor]) -> tuple[Tensor, Preparation]:
+    """Return weights that read the same input as one, (padded N, padded K), and what was done.
+
+    One product makes the outputs of all, one after the other.
+
+    Args:
+        weights: (N, K) each, of one K, dtype and device.
+
+    Raises:
+        ArgumentError: where they are not alike in that, or there are none.
+    """
+    if not weights:
+        raise ArgumentError("weights is empty; one or more are needed")
+    for weight in weights:
+        if weight.dim() != 2:
+            raise ArgumentError(f"a weight is {tuple(weight.shape)}; a matrix is needed")
+    kinds = {(weight.shape[1], weight.dtype, weight.device) for weight in weights}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"K={k} {dtype} on {device}" for k, dtype, device in kinds))
+        raise ArgumentError(f"weights are {found}; what one product makes is alike in these")
+    rows = tuple(weight.shape[0] for weight in weights)
+    n, k = sum(rows), weights[0].shape[1]
+    preparation = Preparation(shape=(n, k), padding=(-n % PADDING, -k % PADDING), joined=rows)
+    return preparation.apply(*weights), preparation
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:

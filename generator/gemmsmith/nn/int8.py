@@ -97,6 +97,7 @@ class Int8Linear(PreparedLinear):
     def of_prepared(cls, layer: PreparedLinear, column_scale: Tensor | None = None) -> Self:
         """Return the int8 layer of one that is prepared, with a column scale (K,) or none."""
         made = cls._of_size(layer.preparation)
+        made.part_names = layer.part_names
         made.hold(layer.weight, layer.bias, layer.preparation, column_scale)
         return made.train(layer.training)
 

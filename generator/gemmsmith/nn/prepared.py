@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError
 from gemmsmith.nn.linear import Linear, check_is_linear, check_is_tensor, parameter
-from gemmsmith.weights import Order, Preparation, prepare
+from gemmsmith.weights import Order, Preparation, join, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,13 +29,16 @@ class PreparedLinear(Linear):
     ``weight`` and ``bias`` are what :func:`gemmsmith.weights.prepare` makes of the given ones:
     padded, K-major, gate and up interleaved; ``preparation`` says what was done and
     ``in_features`` and ``out_features`` are those without padding. A ``state_dict`` holds them as
-    they were given: under ``weight`` and ``bias``, or ``gate.weight``, ``up.weight`` and so on.
+    they were given: under ``weight`` and ``bias``, or ``gate.weight``, ``up.weight`` and so on;
+    several layers that were joined, each under its name.
 
     Where N was padded, what it returns are rows of a wider tensor.
     """
 
     preparation: Preparation
     """What was done to the given weight."""
+    part_names: tuple[str, ...] = ()
+    """Names of the layers that were joined to this one (:meth:`joined`); else empty."""
 
     def __init__(
         self,
@@ -94,6 +98,30 @@ class PreparedLinear(Linear):
         return layer
 
     @classmethod
+    def joined(cls, layers: Mapping[str, torch.nn.Linear]) -> Self:
+        """Return one layer that makes the outputs of several, one after the other.
+
+        Args:
+            layers: by the name under which a ``state_dict`` holds each: all with K input features,
+                of one dtype and device, all with a bias or none.
+
+        Raises:
+            ArgumentTypeError: where one is not exactly a ``torch.nn.Linear``, or one of ours.
+            ArgumentError: where they are not alike.
+        """
+        check_is_linear(**layers)
+        biases = [layer.bias for layer in layers.values() if layer.bias is not None]
+        if len(biases) not in (0, len(layers)):
+            raise ArgumentError(f"of {', '.join(layers)} some have a bias: give the others zeros")
+        with torch.no_grad():
+            prepared, preparation = join([layer.weight for layer in layers.values()])
+            vector = preparation.apply(*biases) if biases else None
+        layer = cls._of_size(preparation)
+        layer.part_names = tuple(layers)
+        layer.hold(prepared, vector, preparation)
+        return layer.train(all(each.training for each in layers.values()))
+
+    @classmethod
     def _of_size(cls, preparation: Preparation) -> Self:
         """Return a layer that holds nothing yet."""
         n, k = preparation.features
@@ -142,6 +170,8 @@ class PreparedLinear(Linear):
     def _keys(self, name: str) -> tuple[str, ...]:
         if self.preparation.interleaved == "separate":
             return f"gate.{name}", f"up.{name}"
+        if self.part_names:
+            return tuple(f"{part}.{name}" for part in self.part_names)
         return (name,)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
