@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gemmsmith import errors, nn
+    from gemmsmith.attn.ops import attention, attention_varlen
     from gemmsmith.choose import Tuning
     from gemmsmith.conversion import convert
     from gemmsmith.kernelset import KernelSet, load
@@ -32,6 +33,8 @@ __version__ = "0.1.0"
 __all__ = [
     "KernelSet",
     "Tuning",
+    "attention",
+    "attention_varlen",
     "convert",
     "errors",
     "gate",
@@ -51,6 +54,8 @@ __all__ = [
 _HOMES = {
     "KernelSet": "kernelset",
     "Tuning": "choose",
+    "attention": "attn.ops",
+    "attention_varlen": "attn.ops",
     "convert": "conversion",
     "errors": "errors",
     "gate": "row_ops",

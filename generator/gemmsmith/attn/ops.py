@@ -1,0 +1,114 @@
+"""Attention as functions of PyTorch tensors, inference only."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gemmsmith.attn import op as _op  # noqa: F401  registers the ops
+from gemmsmith.attn.arguments import check_tensors
+from gemmsmith.errors import ArgumentTypeError
+
+__all__ = ["attention", "attention_varlen"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return ``softmax(scale * q @ k.T) @ v`` of each head, (B, Sq, H, D); softmax is in f32.
+
+    Views are read in place where D is contiguous, so q, k and v may be slices of one projection.
+    Head h of q reads head ``h // (H / Hkv)`` of k and v. A query that sees no key gives 0.
+
+    Args:
+        q: (B, Sq, H, D), fp16, bf16 or fp32 (fp32 is computed by torch).
+        k: (B, Sk, Hkv, D) of q's dtype; with ``block_table`` (pages, page size, Hkv, D).
+        v: as ``k``.
+        causal: query i sees the keys j <= i + Sk - Sq: the last query sees all of them
+            (bottom-right alignment); with ``lengths``, their entries stand for Sk.
+        window: keys that a query sees, itself included; with ``causal`` only.
+        softcap: scores are ``softcap * tanh(score / softcap)``, after the scale.
+        scale: factor of the scores; D ** -0.5 where not given.
+        mask: broadcast to (B, H, Sq, Sk); bool (True: seen), or numbers added to the scores.
+            torch computes these calls.
+        lengths: (B,) int32, the keys of each sequence (at most Sk). What k and v hold beyond them
+            has no effect, be it NaN.
+        block_table: (B, pages of a sequence) int32, where the keys of each sequence lie; needs
+            ``lengths``. Entries beyond the length are not read.
+        out: where to write, of the result's shape and dtype; it must not overlap an input.
+
+    Raises:
+        ArgumentError: naming the argument, the value found and what is legal.
+        LaunchError: where CUDA refuses.
+    """
+    check_tensors(q=q, k=k, v=v, mask=mask, lengths=lengths, block_table=block_table, out=out)
+    _check_given(q=q, k=k, v=v)
+    given = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
+    if out is None:
+        return cast(Tensor, torch.ops.gemmsmith.attention.default(*given))
+    torch.ops.gemmsmith.attention_out.default(*given, out=out)
+    return out
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return :func:`attention` of sequences of different lengths, packed one after the other.
+
+    Args:
+        q: (Tq, H, D), the queries of all sequences.
+        k: (Tk, Hkv, D), the keys of all sequences, of q's dtype.
+        v: as ``k``.
+        cu_q: (sequences + 1,) int32 on the device: 0, then where the queries of each sequence end.
+            Rows of q beyond the last entry give 0.
+        cu_k: likewise for the keys.
+        max_q: queries of the longest sequence, or more.
+        max_k: keys of the longest sequence, or more.
+        causal: bottom-right aligned within each sequence.
+        window: as in :func:`attention`.
+        softcap: as in :func:`attention`.
+        scale: as in :func:`attention`.
+        out: as in :func:`attention`.
+
+    Raises:
+        ArgumentError: naming the argument, the value found and what is legal.
+        LaunchError: where CUDA refuses.
+    """
+    check_tensors(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, out=out)
+    _check_given(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
+    given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale)
+    if out is None:
+        return cast(Tensor, torch.ops.gemmsmith.attention_varlen.default(*given))
+    torch.ops.gemmsmith.attention_varlen_out.default(*given, out=out)
+    return out
+
+
+def _check_given(**named: Tensor | None) -> None:
+    for name, tensor in named.items():
+        if tensor is None:
+            raise ArgumentTypeError(f"{name} is None, not a torch.Tensor")
