@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gemmsmith.conversion import convert
     from gemmsmith.kernelset import KernelSet, load
     from gemmsmith.ops import gemm, last_kernel
+    from gemmsmith.rope_ops import rope, rope_frequencies, rope_to_cache
     from gemmsmith.row_ops import (
         gate,
         gate_quantize,
@@ -48,6 +49,9 @@ __all__ = [
     "quantize_weight",
     "rms_norm",
     "rms_norm_quantize",
+    "rope",
+    "rope_frequencies",
+    "rope_to_cache",
     "smooth",
 ]
 
@@ -69,6 +73,9 @@ _HOMES = {
     "quantize_weight": "row_ops",
     "rms_norm": "row_ops",
     "rms_norm_quantize": "row_ops",
+    "rope": "rope_ops",
+    "rope_frequencies": "rope_ops",
+    "rope_to_cache": "rope_ops",
     "smooth": "smoothing",
 }
 

@@ -1,0 +1,192 @@
+"""Rotary position embedding (RoPE) as PyTorch ops that write in place, inference only.
+
+Two elements of a head make a pair, which is turned by an angle, the product of the token's position
+and the pair's inverse frequency. Checkpoints differ in what makes a pair: element ``i`` and element
+``i + rotary / 2`` (halves: Llama, Mistral, Qwen2, GPT-NeoX as transformers has them; the default
+here), or elements ``2 i`` and ``2 i + 1`` (interleaved: GPT-J, Llama's own release).
+
+Angles are exact whatever the tensors' type (:mod:`gemmsmith.rope_math`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmsmith.errors import ArgumentError
+from gemmsmith.gemm_op import forward_only
+from gemmsmith.rope_math import angles, places, rope_frequencies, rotated
+from gemmsmith.rope_shapes import check_dense, check_rope, check_rope_to_cache
+from gemmsmith.row_execute import record
+
+__all__ = ["rope", "rope_frequencies", "rope_to_cache"]
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    *,
+    interleaved: bool = False,
+    attention_factor: float = 1.0,
+) -> None:
+    """Rotate ``q`` and ``k`` in place by the angles ``positions * inv_freq``.
+
+    Args:
+        q: (T, H, D) or (B, S, H, D), fp16, bf16 or f32; views of a fused qkv buffer are fine.
+        k: (T, Hkv, D) or (B, S, Hkv, D), of ``q``'s dtype.
+        positions: int32 or int64, (T,) or (B, S), or what expands to that.
+        inv_freq: inverse frequencies in radians a position, f32 or f64, one for each pair: the
+            first ``2 * len(inv_freq)`` of the D elements of a head are rotated, the others stay.
+            Scaled ones (Llama 3, YaRN) are as good as :func:`rope_frequencies`.
+        interleaved: pairs are neighbours (2i, 2i + 1); without it, halves (i, i + rotary / 2).
+        attention_factor: cosine and sine are multiplied by it (YaRN).
+
+    Raises:
+        ArgumentError: naming the argument, the value found and what is legal.
+        LaunchError: where CUDA refuses.
+    """
+    check_dense(q=q, k=k, positions=positions, inv_freq=inv_freq)
+    torch.ops.gemmsmith.rope.default(q, k, positions, inv_freq, interleaved, attention_factor)
+
+
+def rope_to_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    *,
+    slots: Tensor | None = None,
+    block_table: Tensor | None = None,
+    interleaved: bool = False,
+    attention_factor: float = 1.0,
+) -> None:
+    """Rotate ``q`` in place and write rotated ``k``, and ``v``, to a KV cache: one kernel.
+
+    A token goes to the place of its position: ``k_cache[b, position]``, with a block table
+    ``k_cache[block_table[b, position // page], position % page]``. One whose position is below 0
+    is kept nowhere (padding). So is one past the cache's end or on a page that there is not, on a
+    GPU: positions are not read back there. On the CPU that is an error.
+
+    Args:
+        q: (B, S, H, D), fp16, bf16 or f32; views of a fused qkv buffer are fine. With ``slots``
+            also packed, (T, H, D), as ``k`` and ``v`` are then.
+        k: (B, S, Hkv, D), of ``q``'s dtype; it is only read.
+        v: likewise.
+        k_cache: (B, capacity, Hkv, D), or pages (num_pages, page_size, Hkv, D), of ``q``'s dtype.
+        v_cache: likewise.
+        positions: int32 or int64, (B, S) or what expands to that, for example (B, 1).
+        inv_freq: as :func:`rope` takes it, ``interleaved`` and ``attention_factor`` too.
+        slots: int32 or int64, like ``positions``: place of each token instead of its position,
+            counted through the cache: ``index * k_cache.shape[1] + offset``; below 0 for none.
+        block_table: (B, pages of a sequence) int32: index of each page in the cache.
+
+    Raises:
+        ArgumentError: naming the argument, the value found and what is legal.
+        LaunchError: where CUDA refuses.
+    """
+    check_dense(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    check_dense(positions=positions, inv_freq=inv_freq)
+    for name, tensor in (("slots", slots), ("block_table", block_table)):
+        if tensor is not None:
+            check_dense(**{name: tensor})
+    torch.ops.gemmsmith.rope_to_cache.default(
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        positions,
+        inv_freq,
+        slots,
+        block_table,
+        interleaved,
+        attention_factor,
+    )
+
+
+def _rope(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    interleaved: bool = False,
+    attention_factor: float = 1.0,
+) -> None:
+    check_rope(q, k, positions, inv_freq)
+    cosine, sine = angles(positions.expand(q.shape[:-2]), inv_freq, attention_factor)
+    for heads in (q, k):
+        heads.copy_(rotated(heads, cosine, sine, interleaved))
+    record("torch" if q.is_cuda else "cpu")
+
+
+def _rope_to_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    slots: Tensor | None = None,
+    block_table: Tensor | None = None,
+    interleaved: bool = False,
+    attention_factor: float = 1.0,
+) -> None:
+    check_rope_to_cache(q, k, v, k_cache, v_cache, positions, inv_freq, slots, block_table)
+    tokens = q.shape[:-2]
+    positions = positions.expand(tokens)
+    slots = None if slots is None else slots.expand(tokens)
+    place = places(k_cache, positions, slots, block_table)
+    if not q.is_cuda:
+        name, given = ("positions", positions) if slots is None else ("slots", slots)
+        _refuse_beyond(k_cache, name, given, place.kept)
+    cosine, sine = angles(positions, inv_freq, attention_factor)
+    row, slot = place.row[place.kept], place.slot[place.kept]
+    k_cache[row, slot] = rotated(k, cosine, sine, interleaved)[place.kept]
+    v_cache[row, slot] = v[place.kept]
+    q.copy_(rotated(q, cosine, sine, interleaved))
+    record("torch" if q.is_cuda else "cpu")
+
+
+def _refuse_beyond(cache: Tensor, name: str, given: Tensor, kept: Tensor) -> None:
+    beyond = given[(given >= 0) & ~kept]
+    if beyond.numel():
+        raise ArgumentError(
+            f"{name} holds {int(beyond[0])}, which has no place in the cache of"
+            f" {tuple(cache.shape)}; below 0 marks a token that is not kept"
+        )
+
+
+_ROPE = "Tensor(a!) q, Tensor(b!) k, Tensor positions, Tensor inv_freq"
+_CACHE = (
+    "Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache,"
+    " Tensor positions, Tensor inv_freq, Tensor? slots=None, Tensor? block_table=None"
+)
+_WAY = "bool interleaved=False, float attention_factor=1.0"
+_OPS: dict[str, tuple[str, Any, Any]] = {
+    "rope": (f"({_ROPE}, {_WAY}) -> ()", _rope, check_rope),
+    "rope_to_cache": (f"({_CACHE}, {_WAY}) -> ()", _rope_to_cache, check_rope_to_cache),
+}
+
+
+def _register() -> torch.library.Library:
+    """Return the library that owns the ops; they live as long as it does."""
+    library: Any = torch.library.Library("gemmsmith", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name, (schema, run, fake) in _OPS.items():
+        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        for device in ("CPU", "CUDA"):
+            library.impl(name, run, device)
+        library.impl(name, forward_only(name), "Autograd")
+        torch.library.register_fake(f"gemmsmith::{name}", fake, lib=library)
+    registered: torch.library.Library = library
+    return registered
+
+
+_library = _register()
