@@ -242,6 +242,8 @@ def test_an_unknown_template_is_a_render_error() -> None:
         ("include/gemmsmith/lean_gemm.h", False, False, True),
         ("include/gemmsmith/direct_epilogue.h", False, True, False),
         ("include/gemmsmith/dependent_launch.h", False, True, True),
+        ("include/gemmsmith/cluster_launch.h", False, True, True),
+        ("include/gemmsmith/host.h", True, True, True),
         ("include/gemmsmith/abi.h", True, True, True),
         ("gemm_mma_sync.cu.j2", True, False, False),
         ("gemm_sm90.cu.j2", False, True, False),

@@ -7,7 +7,8 @@
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cutlass/cuda_host_adapter.hpp"
 #include "gemmsmith/abi.h"
-#include "gemmsmith/dependent_launch.h"
+#include "gemmsmith/cluster_launch.h"
+#include "gemmsmith/host.h"
 #include "gemmsmith/lean_gemm.h"
 #include "gemmsmith/status.h"
 
@@ -47,10 +48,9 @@ struct LeanOperation {
   }
 
   static gemmsmith_status can_run(gemmsmith_gemm const *call) {
-    for (int64_t size : {call->m, call->n, call->k, call->batch}) {
-      if (size < 1 || size > INT32_MAX) {
-        return status_of(cutlass::Status::kErrorInvalidProblem);
-      }
+    gemmsmith_status const sizes = check_sizes(*call);
+    if (sizes != 0) {
+      return sizes;
     }
     /* What is counted in 32 bits goes up to whole tiles. */
     if (tiles_m(*call) * Kernel::kTileM > INT32_MAX || call->k > INT32_MAX - Kernel::kTileK ||
@@ -118,39 +118,15 @@ struct LeanOperation {
     params.beta = call->beta;
     params.finish = {call->alpha, call->out_scale, static_cast<Activation>(call->activation)};
 
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(tiles_m(*call)), static_cast<unsigned>(tiles_n(*call)),
-                          static_cast<unsigned>(call->batch * Kernel::kSplits));
-    config.blockDim = dim3(Kernel::kThreads);
-    config.dynamicSmemBytes = Kernel::kSharedBytes;
-    config.stream = static_cast<cudaStream_t>(stream);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = Kernel::kClusterM;
-    attributes[0].val.clusterDim.y = Kernel::kClusterN;
-    attributes[0].val.clusterDim.z = Kernel::kSplits;
-    config.attrs = attributes;
-    config.numAttrs = 1;
-    if constexpr (Traits::kDependentLaunch) {
-      start_early(config);
-    }
-    void *parameters[] = {&params};
-    return status_of(cudaLaunchKernelExC(&config, reinterpret_cast<void const *>(kernel), parameters));
+    dim3 const grid(static_cast<unsigned>(tiles_m(*call)), static_cast<unsigned>(tiles_n(*call)),
+                    static_cast<unsigned>(call->batch * Kernel::kSplits));
+    dim3 const cluster(Kernel::kClusterM, Kernel::kClusterN, Kernel::kSplits);
+    return launch_clusters<Traits::kDependentLaunch>(kernel, grid, dim3(Kernel::kThreads), Kernel::kSharedBytes,
+                                                     cluster, stream, params);
   }
 
   static gemmsmith_status blocks_per_sm(int32_t *blocks) {
-    auto *kernel = lean_gemm<Kernel>;
-    int device = 0;
-    cudaError_t const error = cudaGetDevice(&device);
-    if (error != cudaSuccess) {
-      return status_of(error);
-    }
-    gemmsmith_status const status = allow_shared_memory<Kernel>(kernel, Kernel::kSharedBytes, device);
-    if (status != 0) {
-      return status;
-    }
-    return status_of(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, Kernel::kThreads, Kernel::kSharedBytes));
+    return count_blocks_per_sm<Kernel>(lean_gemm<Kernel>, Kernel::kThreads, Kernel::kSharedBytes, blocks);
   }
 
   static constexpr gemmsmith_kernel entry(const char *name) {

@@ -19,6 +19,7 @@
 #include "cutlass/gemm/kernel/gemm_universal_with_visitor.h"
 #include "cutlass/gemm/threadblock/threadblock_swizzle.h"
 #include "gemmsmith/abi.h"
+#include "gemmsmith/host.h"
 #include "gemmsmith/mma_sync_epilogue.h"
 #include "gemmsmith/status.h"
 
@@ -146,10 +147,9 @@ struct MmaSyncOperation {
   }
 
   static gemmsmith_status can_run(gemmsmith_gemm const *call) {
-    for (int64_t size : {call->m, call->n, call->k, call->batch}) {
-      if (size < 1 || size > INT32_MAX) {
-        return status_of(cutlass::Status::kErrorInvalidProblem);
-      }
+    gemmsmith_status const sizes = check_sizes(*call);
+    if (sizes != 0) {
+      return sizes;
     }
     return status_of(Kernel::can_implement(arguments(*call)));
   }
@@ -175,27 +175,13 @@ struct MmaSyncOperation {
     if (prepared != cutlass::Status::kSuccess) {
       return status_of(prepared);
     }
-    cudaLaunchConfig_t config{};
-    config.gridDim = parameters.get_grid_dims();
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = kShared;
-    config.stream = stream;
     void *pointers[] = {&parameters};
-    return status_of(cudaLaunchKernelExC(&config, reinterpret_cast<void const *>(kernel), pointers));
+    return status_of(cudaLaunchKernel(reinterpret_cast<void const *>(kernel), parameters.get_grid_dims(),
+                                      dim3(kThreads), pointers, kShared, stream));
   }
 
   static gemmsmith_status blocks_per_sm(int32_t *blocks) {
-    auto *kernel = cutlass::Kernel2<Kernel>;
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess) {
-      return status_of(error);
-    }
-    gemmsmith_status const status = allow_shared_memory<Kernel>(kernel, kShared, device);
-    if (status != 0) {
-      return status;
-    }
-    return status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, kThreads, kShared));
+    return count_blocks_per_sm<Kernel>(cutlass::Kernel2<Kernel>, kThreads, kShared, blocks);
   }
 
   static constexpr gemmsmith_kernel entry(const char *name) {

@@ -17,10 +17,12 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 #include "gemmsmith/abi.h"
+#include "gemmsmith/cluster_launch.h"
 #include "gemmsmith/dependent_launch.h"
 #include "gemmsmith/direct_epilogue.h"
 #include "gemmsmith/finish.h"
 #include "gemmsmith/gate_epilogue.h"
+#include "gemmsmith/host.h"
 #include "gemmsmith/status.h"
 
 namespace gemmsmith {
@@ -313,10 +315,9 @@ struct Sm90Operation {
   }
 
   static gemmsmith_status can_run(gemmsmith_gemm const *call) {
-    for (int64_t size : {call->m, call->n, call->k, call->batch}) {
-      if (size < 1 || size > INT32_MAX) {
-        return status_of(cutlass::Status::kErrorInvalidProblem);
-      }
+    gemmsmith_status const sizes = check_sizes(*call);
+    if (sizes != 0) {
+      return sizes;
     }
     return status_of(Kernel::can_implement(arguments(*call)) ? cutlass::Status::kSuccess
                                                              : cutlass::Status::kErrorMisalignedOperand);
@@ -340,39 +341,15 @@ struct Sm90Operation {
       return status_of(prepared);
     }
     typename Kernel::Params params = Kernel::to_underlying_arguments(args, workspace);
-
-    cudaLaunchConfig_t config{};
-    config.gridDim = Kernel::get_grid_shape(params);
-    config.blockDim = Kernel::get_block_shape();
-    config.dynamicSmemBytes = Kernel::SharedStorageSize;
-    config.stream = stream;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = cute::size<0>(typename Traits::DeviceCluster{});
-    attributes[0].val.clusterDim.y = cute::size<1>(typename Traits::DeviceCluster{});
-    attributes[0].val.clusterDim.z = 1;
-    config.attrs = attributes;
-    config.numAttrs = 1;
-    if constexpr (kDependentLaunch) {
-      start_early(config);
-    }
-    void *parameters[] = {&params};
-    return status_of(cudaLaunchKernelExC(&config, reinterpret_cast<void const *>(kernel), parameters));
+    using Cluster = typename Traits::DeviceCluster;
+    dim3 const cluster(cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), 1);
+    return launch_clusters<kDependentLaunch>(kernel, Kernel::get_grid_shape(params), Kernel::get_block_shape(),
+                                             Kernel::SharedStorageSize, cluster, stream, params);
   }
 
   static gemmsmith_status blocks_per_sm(int32_t *blocks) {
-    auto *kernel = cutlass::device_kernel<Kernel>;
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess) {
-      return status_of(error);
-    }
-    gemmsmith_status const status = allow_shared_memory<Kernel>(kernel, Kernel::SharedStorageSize, device);
-    if (status != 0) {
-      return status;
-    }
-    return status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks, kernel, static_cast<int>(Kernel::MaxThreadsPerBlock), Kernel::SharedStorageSize));
+    return count_blocks_per_sm<Kernel>(cutlass::device_kernel<Kernel>, Kernel::MaxThreadsPerBlock,
+                                       Kernel::SharedStorageSize, blocks);
   }
 
   static constexpr gemmsmith_kernel entry(const char *name) {
