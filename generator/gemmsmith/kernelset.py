@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gemmsmith.arch import ARCHITECTURES, Architecture, parse_architecture, portable
 from gemmsmith.build import BuildReport
 from gemmsmith.bundle import is_bundle, read_bundle
-from gemmsmith.choose import Choice, Tuning, choose
+from gemmsmith.choose import Tuning, rank, tune
 from gemmsmith.config import load_specs
 from gemmsmith.errors import LaunchError, NoKernelError
 from gemmsmith.fit import misfit, misfits
@@ -191,22 +191,24 @@ class KernelSet:
         told = self._tabled(problem, device)
         if told is not None:
             return told
-        ready: dict[KernelSpec, Kernel] = {}
+        some_built = False
         for kind in kinds_of(problem):
-            fitting = [spec for spec in self._of_kind.get(kind, ()) if not misfit(spec, problem)]
-            if not fitting:
+            ranked = rank(self._of_kind.get(kind, ()), problem, device.sm_count)
+            if not ranked:
                 continue  # and nothing is built for it
             loaded = self._shelves[kind].kernels()
-            ready |= loaded
-            chosen = choose([spec for spec in fitting if spec in loaded], problem, device.sm_count)
+            some_built = some_built or bool(loaded)
+            chosen = next((choice for choice in ranked if choice.spec in loaded), None)
             if chosen is not None:
                 why = left_to_torch(chosen, problem, device.sm_count) if self.torch_may_run else ""
-                return why or _plan(chosen, ready)
+                if why:
+                    return why
+                return Plan(spec=chosen.spec, kernel=loaded[chosen.spec], tuning=chosen.tuning)
         reasons = misfits(self.specs, problem)
         if self.torch_may_run:
             return "; ".join(reasons) or self._no_default()
         if not reasons:
-            which = "no kernel" if not ready else "no kernel that fits"
+            which = "no kernel that fits" if some_built else "no kernel"
             advice = self.supply.how_to_get(self.specs)
             raise NoKernelError(f"{which} of {self.source} is built: {advice}")
         raise NoKernelError(f"no kernel of {self.source} fits: {'; '.join(reasons)}")
@@ -314,15 +316,8 @@ class ExactKernel:
         if reason:
             raise NoKernelError(f"{self.name}: {reason}")
         kernel = self._kernels.loaded(self.spec)
-        if self._tuning is not None:
-            return Plan(spec=self.spec, kernel=kernel, tuning=self._tuning)
-        chosen = choose([self.spec], problem, device.sm_count)
-        assert chosen is not None, "misfit and choose agree"
-        return _plan(chosen, {self.spec: kernel})
-
-
-def _plan(chosen: Choice, loaded: Mapping[KernelSpec, Kernel]) -> Plan:
-    return Plan(spec=chosen.spec, kernel=loaded[chosen.spec], tuning=chosen.tuning)
+        tuning = self._tuning or tune(self.spec, problem)
+        return Plan(spec=self.spec, kernel=kernel, tuning=tuning)
 
 
 def _check_device(arch: Architecture, device: DeviceFacts) -> None:
