@@ -240,6 +240,8 @@ def test_an_unknown_template_is_a_render_error() -> None:
         ("include/gemmsmith/mma_sync_gemm.h", True, False, False),
         ("include/gemmsmith/sm90_gemm.h", False, True, False),
         ("include/gemmsmith/lean_gemm.h", False, False, True),
+        ("include/gemmsmith/lean_shape.h", False, False, True),
+        ("include/gemmsmith/lean_epilogue.h", False, False, True),
         ("include/gemmsmith/direct_epilogue.h", False, True, False),
         ("include/gemmsmith/dependent_launch.h", False, True, True),
         ("include/gemmsmith/cluster_launch.h", False, True, True),
