@@ -83,7 +83,7 @@ def test_r06_kernels_of_every_kind_compile_and_keep_their_promises(cache_dir: Pa
     report = build(specs)
     report.raise_if_failed()
     cards = {kernel.spec.name: kernel.card for kernel in report.built}
-    assert len(cards) == len(specs) == 77
+    assert len(cards) == len(specs) == 81
     assert all(card.sass_inspected for card in cards.values()) == can_inspect(find_toolchain())
     assert {s.arch.name for s in specs if s.scaled and s.bias} >= {"sm_80", "sm_90a"}
     spilling = {name: card.spill_store_bytes for name, card in cards.items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gemmsmith.dtypes import FP32, INT8, INT32
 from gemmsmith.errors import Objection
 from gemmsmith.footprint import accumulator_registers, lean_warpgroups, nearest_multiple
+from gemmsmith.spec import GATE_BLOCK
 
 if TYPE_CHECKING:
     from gemmsmith.spec import KernelSpec
@@ -138,12 +139,18 @@ def _epilogue(spec: KernelSpec) -> Iterator[Objection]:
             reason="d int32: lean kernels finish in fp32",
             fix="set d: bf16, or another schedule",
         )
-    if spec.gate != "none" or spec.zero_point:
-        word = "gate" if spec.gate != "none" else "zero_point"
+    if spec.zero_point:
         yield Objection(
             key="epilogue",
-            reason=f"{word}: lean kernels have no such epilogue",
-            fix=f"drop {word}, or choose another schedule",
+            reason="zero_point: lean kernels have no such epilogue",
+            fix="drop zero_point, or choose another schedule",
+        )
+    block = 2 * GATE_BLOCK
+    if spec.gate != "none" and spec.tile.n % block:
+        yield Objection(
+            key="tile",
+            reason=f"tile.n={spec.tile.n} is not a multiple of {block}, the blocks of gate and up",
+            fix=f"tile.n={nearest_multiple(spec.tile.n, block)} is",
         )
     if spec.d == INT8 and spec.residual:
         yield Objection(

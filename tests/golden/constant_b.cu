@@ -19,6 +19,7 @@ struct gemm_bf16_rcr_16x64x64_c1x2_lean_splitk2_swap_pdl_constb_res_sm90a_traits
   static constexpr bool kBias = true;
   static constexpr bool kResidual = true;
   static constexpr Activation kActivation = Activation::kNone;
+  static constexpr Activation kGate = Activation::kNone;
   static constexpr bool kScaled = false;
   static constexpr bool kConstantWeights = true;
   static constexpr bool kDependentLaunch = true;

@@ -19,6 +19,7 @@ struct gemm_int8_rcr_64x32x128_s4_c2x1_lean_pdl_scaled_actany_sm90a_traits {
   static constexpr bool kBias = true;
   static constexpr bool kResidual = false;
   static constexpr Activation kActivation = Activation::kAny;
+  static constexpr Activation kGate = Activation::kNone;
   static constexpr bool kScaled = true;
   static constexpr bool kConstantWeights = false;
   static constexpr bool kDependentLaunch = true;

@@ -16,7 +16,7 @@ struct LeanParams {
   CUtensorMap map_m, map_n; /* of the operands on the M and the N side */
   uint64_t hint_m, hint_n;  /* how L2 should keep them */
   int batched_m, batched_n; /* 0 where one matrix serves the whole batch */
-  int tokens, features;     /* rows and columns of D */
+  int tokens, features;     /* rows and columns of the product; a gate leaves half of these columns */
   int k_tiles;
   typename Traits::ElementD *d;
   typename Traits::ElementD const *c;
