@@ -10,7 +10,14 @@ import pytest
 
 from echo_data import ABI_VERSION, ECHO, ROW_ECHO, echo_library
 from gemmsmith.errors import LoadError
-from gemmsmith.launcher import Call, Launcher, RowCall, load_library, load_row_library
+from gemmsmith.launcher import (
+    AttentionCall,
+    Call,
+    Launcher,
+    RowCall,
+    load_library,
+    load_row_library,
+)
 from gemmsmith.launcher.abi import abi_header, abi_version
 from gemmsmith.launcher.with_ctypes import read_table
 
@@ -29,7 +36,9 @@ def call_of_distinct_values() -> Call:
     return Call(**changed)
 
 
-@pytest.mark.parametrize(("struct", "call"), [("gemm", Call), ("rows", RowCall)])
+@pytest.mark.parametrize(
+    ("struct", "call"), [("gemm", Call), ("rows", RowCall), ("attention", AttentionCall)]
+)
 def test_calls_have_the_fields_of_their_structs_in_order(struct: str, call: Any) -> None:
     whole = rf"typedef struct gemmsmith_{struct} \{{(.*?)\}} gemmsmith_{struct};"
     body = re.search(whole, abi_header(), re.DOTALL)

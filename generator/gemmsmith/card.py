@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemmsmith.attn.rules import padded_head
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.dependency import GridDependency, dependency_fault, read_dependency, weakest
 from gemmsmith.errors import CompileError
 from gemmsmith.launcher.interface import TableEntry
@@ -238,7 +240,22 @@ def objection(spec: AnySpec, card: Card) -> str | None:
             return f"dependent_launch is on, and {fault}"
     if isinstance(spec, RowSpec) or not card.sass_inspected or spec.arch.runs_on != spec.arch.name:
         return None
+    if isinstance(spec, AttentionSpec):
+        return _wrong_width(spec, card)
     return _wrong_instruction(spec, card)
+
+
+def _wrong_width(spec: AttentionSpec, card: Card) -> str | None:
+    if spec.schedule not in ("pingpong", "cooperative"):
+        return None
+    wanted = {spec.tile.key, padded_head(spec.head_dim)}
+    matches = [_WIDTH.match(name) for name in card.tensor_instructions]
+    widths = {int(match[1]) for match in matches if match}
+    if widths != wanted:
+        found = ", ".join(card.tensor_instructions) or "none"
+        words = " and ".join(map(str, sorted(wanted)))
+        return f"it wants instructions {words} wide, the machine code has {found}"
+    return None
 
 
 def _wrong_instruction(spec: KernelSpec, card: Card) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gemmsmith.attn.rules import shared_bytes
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.explain import explain_spec
 from gemmsmith.occupancy import Occupancy, occupancy
 from gemmsmith.rowspec import AnySpec, RowSpec
@@ -42,6 +44,8 @@ def inspect_kernel(spec: AnySpec, card: Card | None) -> Inspection:
         registers, threads, shared = card.registers, card.threads, card.shared_bytes
     elif isinstance(spec, RowSpec):
         registers, threads, shared = 64, 1024, 0  # of the longest rows
+    elif isinstance(spec, AttentionSpec):
+        registers, threads, shared = 168, 2 * spec.tile.query + 128, shared_bytes(spec)
     else:
         report = explain_spec(spec)
         registers, threads, shared = (

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 from gemmsmith.arch import Store
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.card import Card
+from gemmsmith.render import template_name
 from gemmsmith.rowspec import AnySpec, RowSpec
 from gemmsmith.spec import KernelSpec
 from gemmsmith.wgmma import has_rare_width
@@ -32,6 +34,8 @@ _LEAN_SECONDS = (5.0, 0.4)
 """The same of lean kernels, which include little of CUTLASS."""
 _ROW_SECONDS = (1.0, 0.8)
 """The same of row kernels, which include no CUTLASS."""
+_ATTENTION_SECONDS = (12.0, 6.0)
+"""The same of attention kernels, on CuTe's layouts."""
 _RARE_WIDTHS_SECONDS = 9.0
 """What the headers of further wgmma widths add to a translation unit."""
 
@@ -81,6 +85,8 @@ def _headers(spec: AnySpec) -> tuple[str, ...]:
     """What all kernels of a translation unit share."""
     if isinstance(spec, RowSpec):
         return (spec.arch.suffix, "rows", "")
+    if isinstance(spec, AttentionSpec):
+        return (spec.arch.suffix, "attention", template_name(spec))
     return (spec.arch.suffix, spec.schedule, spec.store)
 
 
@@ -88,6 +94,8 @@ def _family(spec: AnySpec) -> tuple[object, ...]:
     """Order in which neighbours share most template instances: types alone change the fewest."""
     if isinstance(spec, RowSpec):
         return (*_headers(spec), spec.dtype.name, spec.operation)
+    if isinstance(spec, AttentionSpec):
+        return (*_headers(spec), spec.head_dim, spec.tile, spec.stages)
     return (
         *_headers(spec),
         has_rare_width(spec),
@@ -117,7 +125,7 @@ def _split(kernels: Sequence[AnySpec], size: int) -> list[tuple[AnySpec, ...]]:
 
 def _seconds(kernels: Sequence[AnySpec], last_card: Callable[[str], Card | None]) -> float:
     shared = max(_costs(kernel)[0] for kernel in kernels)
-    if any(not isinstance(kernel, RowSpec) and has_rare_width(kernel) for kernel in kernels):
+    if any(isinstance(kernel, KernelSpec) and has_rare_width(kernel) for kernel in kernels):
         shared += _RARE_WIDTHS_SECONDS
     seconds = shared
     for kernel in kernels:
@@ -132,4 +140,6 @@ def _seconds(kernels: Sequence[AnySpec], last_card: Callable[[str], Card | None]
 def _costs(kernel: AnySpec) -> tuple[float, float]:
     if isinstance(kernel, RowSpec):
         return _ROW_SECONDS
+    if isinstance(kernel, AttentionSpec):
+        return _ATTENTION_SECONDS
     return _LEAN_SECONDS if kernel.schedule == "lean" else _SECONDS[kernel.store]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 from gemmsmith.arch import Architecture
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.spec import KernelSpec
@@ -58,9 +59,9 @@ class RowSpec:
         return self.arch.dependent_launch
 
 
-AnySpec: TypeAlias = KernelSpec | RowSpec
+AnySpec: TypeAlias = KernelSpec | RowSpec | AttentionSpec
 """What can be rendered, compiled, kept and exported."""
-SpecT = TypeVar("SpecT", bound=KernelSpec | RowSpec)
+SpecT = TypeVar("SpecT", bound=KernelSpec | RowSpec | AttentionSpec)
 
 
 def row_dtypes(arch: Architecture) -> tuple[DType, ...]:

@@ -9,14 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.errors import GemmsmithError, LoadError
-from gemmsmith.launcher import Kernel, RowKernel, load_library, load_row_library
+from gemmsmith.launcher import (
+    AttentionKernel,
+    Kernel,
+    RowKernel,
+    load_attention_library,
+    load_library,
+    load_row_library,
+)
 from gemmsmith.rowspec import RowSpec, SpecT
 from gemmsmith.settings import settings
 from gemmsmith.spec import KernelSpec
 from gemmsmith.supply import Supply
 
-Loaded = TypeVar("Loaded", Kernel, RowKernel)
+Loaded = TypeVar("Loaded", Kernel, RowKernel, AttentionKernel)
 
 _log = logging.getLogger(__name__)
 
@@ -106,3 +114,10 @@ class RowShelf(_Shelf[RowSpec, RowKernel]):
 
     def _open(self, library: Path) -> Mapping[str, RowKernel]:
         return load_row_library(library)
+
+
+class AttentionShelf(_Shelf[AttentionSpec, AttentionKernel]):
+    """Loaded attention kernels; with ``build_on_use`` what is missing is compiled, once."""
+
+    def _open(self, library: Path) -> Mapping[str, AttentionKernel]:
+        return load_attention_library(library)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from gemmsmith.arch import Architecture, parse_architecture, portable
+from gemmsmith.attn.spec import ATTENTION_SCHEDULES, AttentionSpec, AttentionTile
 from gemmsmith.dtypes import DType, parse_dtype
 from gemmsmith.rowspec import ROW_OPERATIONS, AnySpec, RowSpec
 from gemmsmith.spec import Activation, Alignment, Cluster, Gate, KernelSpec, Tile
@@ -33,13 +34,15 @@ def spec_from_dict(values: Mapping[str, Any]) -> AnySpec:
     Raises:
         ValueError: naming what this gemmsmith does not know, or what breaks its rules.
     """
-    kind = RowSpec if "operation" in values else KernelSpec
+    kind = _kind(values)
     known = {field.name for field in fields(kind)}
     unknown = sorted(set(values) - known - {"runs_on"})
     if unknown:
         raise ValueError(f"unknown {', '.join(unknown)}")
     try:
         rich = {name: _rich(name, values[name]) for name in known & set(values)}
+        if kind is AttentionSpec:
+            rich["tile"] = AttentionTile(*values["tile"])
         rich["arch"] = _architecture(values["arch"], values["runs_on"])
         spec: AnySpec = kind(**rich)
         hash(spec)  # TypeError where a list stands for a word
@@ -47,6 +50,8 @@ def spec_from_dict(values: Mapping[str, Any]) -> AnySpec:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if isinstance(spec, RowSpec) and spec.operation not in ROW_OPERATIONS:
         raise ValueError(f"unknown operation {spec.operation!r}")
+    if isinstance(spec, AttentionSpec) and spec.schedule not in ATTENTION_SCHEDULES:
+        raise ValueError(f"unknown schedule {spec.schedule!r}")
     for field in fields(spec):
         value = getattr(spec, field.name)
         if value not in _WORDS.get(field.name, (value,)):
@@ -54,6 +59,12 @@ def spec_from_dict(values: Mapping[str, Any]) -> AnySpec:
         if isinstance(field.default, bool) and not isinstance(value, bool):
             raise ValueError(f"{field.name} is {value!r}, not true or false")
     return spec
+
+
+def _kind(values: Mapping[str, Any]) -> type[KernelSpec] | type[RowSpec] | type[AttentionSpec]:
+    if "operation" in values:
+        return RowSpec
+    return AttentionSpec if "head_dim" in values else KernelSpec
 
 
 def _plain(value: Any) -> Any:

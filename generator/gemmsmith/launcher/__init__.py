@@ -10,6 +10,8 @@ from gemmsmith.errors import LoadError
 from gemmsmith.launcher.interface import (
     CHECKED,
     TRANSPOSED,
+    AttentionCall,
+    AttentionKernel,
     Call,
     Host,
     Kernel,
@@ -24,6 +26,8 @@ from gemmsmith.settings import settings
 __all__ = [
     "CHECKED",
     "TRANSPOSED",
+    "AttentionCall",
+    "AttentionKernel",
     "Call",
     "Host",
     "Kernel",
@@ -33,6 +37,7 @@ __all__ = [
     "RowKernel",
     "Settled",
     "launcher",
+    "load_attention_library",
     "load_library",
     "load_row_library",
     "settled_calls",
@@ -64,6 +69,20 @@ def load_row_library(path: Path) -> dict[str, RowKernel]:
     """
     try:
         kernels = launcher().load_rows(str(path))
+    except (OSError, RuntimeError) as error:
+        raise LoadError(f"cannot load {path}: {error}") from error
+    return {kernel.name: kernel for kernel in kernels}
+
+
+@cache
+def load_attention_library(path: Path) -> dict[str, AttentionKernel]:
+    """Return the attention kernels of the library at ``path`` by name; it stays loaded.
+
+    Raises:
+        LoadError: as :func:`load_library` does.
+    """
+    try:
+        kernels = launcher().load_attention(str(path))
     except (OSError, RuntimeError) as error:
         raise LoadError(f"cannot load {path}: {error}") from error
     return {kernel.name: kernel for kernel in kernels}

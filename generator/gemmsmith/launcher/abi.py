@@ -6,11 +6,13 @@ import re
 
 from gemmsmith.render import include_dirs
 
+_HEADERS = ("abi.h", "attention_abi.h")
+
 
 def abi_header() -> str:
-    """Return the text of gemmsmith/abi.h, which rendered sources and launchers include."""
+    """Return the text of the headers that rendered sources and launchers include, one text."""
     (folder,) = include_dirs()
-    return (folder / "gemmsmith" / "abi.h").read_text()
+    return "".join((folder / "gemmsmith" / name).read_text() for name in _HEADERS)
 
 
 def abi_version() -> int:

@@ -132,6 +132,76 @@ class RowKernel(TableEntry, Protocol):
         """Return ``status`` in words."""
 
 
+class AttentionCall(NamedTuple):
+    """One launch of an attention kernel; its fields are those of ``gemmsmith_attention``, in order.
+
+    Addresses are 0 and sizes of what is not there too.
+    """
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lengths: int
+    cu_q: int
+    cu_k: int
+    block_table: int
+    batch: int
+    queries: int
+    """Queries of the longest sequence; keys likewise."""
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tokens_q: int
+    """Rows of q in all where sequences are packed, else 0; tokens_k of k."""
+    tokens_k: int
+    q_batch: int
+    """Elements between neighbouring sequences of q, q_row tokens, q_head heads; others likewise."""
+    q_row: int
+    q_head: int
+    k_batch: int
+    k_row: int
+    k_head: int
+    v_batch: int
+    v_row: int
+    v_head: int
+    out_batch: int
+    out_row: int
+    out_head: int
+    pages: int
+    page_size: int
+    table_stride: int
+    scale: float
+    softcap: float
+    """0 for none."""
+    causal: int
+    window: int
+    """0 for none."""
+    splits: int
+    """Blocks that share the keys of a head; 0: the kernel's own choice."""
+    device: int
+    sm_count: int
+    counters: int
+    """Address of zeros that are zeros again after the kernel."""
+
+
+class AttentionKernel(TableEntry, Protocol):
+    """A loaded attention kernel. A status of 0 is success; :meth:`explain` words the others."""
+
+    def can_run(self, call: AttentionCall) -> int:
+        """Return the status that the kernel gives to sizes, strides and alignment of ``call``."""
+
+    def needs(self, call: AttentionCall) -> tuple[int, int, int]:
+        """Return status, the bytes of workspace and how many counters (uint32) ``call`` needs."""
+
+    def launch(self, call: AttentionCall, workspace: int, stream: int) -> int:
+        """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
+
+    def explain(self, status: int) -> str:
+        """Return ``status`` in words."""
+
+
 class Host(NamedTuple):
     """What a table of settled calls asks of the tensor library, which a launcher does not know."""
 
@@ -229,6 +299,13 @@ class Launcher(Protocol):
 
     def load_rows(self, path: str) -> Sequence[RowKernel]:
         """Return the row kernels of the library at ``path``.
+
+        Raises:
+            OSError, RuntimeError: where it cannot be loaded or has none.
+        """
+
+    def load_attention(self, path: str) -> Sequence[AttentionKernel]:
+        """Return the attention kernels of the library at ``path``.
 
         Raises:
             OSError, RuntimeError: where it cannot be loaded or has none.

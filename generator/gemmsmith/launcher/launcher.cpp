@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "attention.h"
 #include "call.h"
 #include "gemmsmith/abi.h"
 #include "settled.h"
@@ -89,6 +90,11 @@ py::list load_rows(std::string const &path) {
   return wrap<RowKernel>(table_of<decltype(gemmsmith_row_kernels)>(path, "gemmsmith_row_kernels"));
 }
 
+py::list load_attention(std::string const &path) {
+  return wrap<AttentionKernel>(
+      table_of<decltype(gemmsmith_attention_kernels)>(path, "gemmsmith_attention_kernels"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(gemmsmith_launcher, module) {
@@ -118,7 +124,19 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def_property_readonly("dependent_launch", [](RowKernel const &self) { return self.entry->dependent_launch != 0; })
       .def("launch", &RowKernel::launch)
       .def("explain", [](RowKernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
+  py::class_<AttentionKernel>(module, "AttentionKernel")
+      .def_property_readonly("name", [](AttentionKernel const &self) { return std::string(self.entry->name); })
+      .def_property_readonly("threads", [](AttentionKernel const &self) { return self.entry->threads; })
+      .def_property_readonly("shared_bytes", [](AttentionKernel const &self) { return self.entry->shared_bytes; })
+      .def_property_readonly("stages", [](AttentionKernel const &self) { return self.entry->stages; })
+      .def_property_readonly("dependent_launch",
+                             [](AttentionKernel const &self) { return self.entry->dependent_launch != 0; })
+      .def("can_run", &AttentionKernel::can_run)
+      .def("needs", &AttentionKernel::needs)
+      .def("launch", &AttentionKernel::launch)
+      .def("explain", [](AttentionKernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
   module.def("settled", &Settled::make, py::arg("host"));
   module.def("load", &load, py::arg("path"));
   module.def("load_rows", &load_rows, py::arg("path"));
+  module.def("load_attention", &load_attention, py::arg("path"));
 }

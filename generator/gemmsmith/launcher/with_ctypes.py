@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmsmith.errors import LoadError
 from gemmsmith.launcher.abi import abi_version
-from gemmsmith.launcher.interface import Call, Host, RowCall, Settled, TableEntry
+from gemmsmith.launcher.interface import AttentionCall, Call, Host, RowCall, Settled, TableEntry
 
 
 class _Gemm(ctypes.Structure):
@@ -127,6 +127,74 @@ class CtypesRowKernel:
         return words.decode()
 
 
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in AttentionCall._fields[:8]),
+        *((name, ctypes.c_int64) for name in AttentionCall._fields[8:31]),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        *((name, ctypes.c_int32) for name in AttentionCall._fields[33:38]),
+        ("counters", ctypes.c_void_p),
+    )
+
+
+_ATTENTION = ctypes.POINTER(_Attention)
+
+
+class _AttentionEntry(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("threads", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_int32),
+        ("stages", ctypes.c_int32),
+        ("dependent_launch", ctypes.c_int32),
+        ("can_run", ctypes.CFUNCTYPE(_STATUS, _ATTENTION)),
+        (
+            "needs",
+            ctypes.CFUNCTYPE(
+                _STATUS,
+                _ATTENTION,
+                ctypes.POINTER(ctypes.c_uint64),
+                ctypes.POINTER(ctypes.c_uint64),
+            ),
+        ),
+        ("launch", ctypes.CFUNCTYPE(_STATUS, _ATTENTION, ctypes.c_void_p, ctypes.c_void_p)),
+        ("explain", ctypes.CFUNCTYPE(ctypes.c_char_p, _STATUS)),
+    )
+
+
+class CtypesAttentionKernel:
+    """One attention kernel of a library; see :class:`gemmsmith.launcher.AttentionKernel`."""
+
+    def __init__(self, entry: _AttentionEntry) -> None:
+        self._entry = entry
+        self.name: str = entry.name.decode()
+        self.threads: int = entry.threads
+        self.shared_bytes: int = entry.shared_bytes
+        self.stages: int = entry.stages
+        self.dependent_launch = bool(entry.dependent_launch)
+
+    def can_run(self, call: AttentionCall) -> int:
+        """Return the status that the kernel gives to sizes, strides and alignment of ``call``."""
+        return int(self._entry.can_run(ctypes.byref(_Attention(*call))))
+
+    def needs(self, call: AttentionCall) -> tuple[int, int, int]:
+        """Return status, the bytes of workspace and how many counters (uint32) ``call`` needs."""
+        size, counters = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        status = self._entry.needs(
+            ctypes.byref(_Attention(*call)), ctypes.byref(size), ctypes.byref(counters)
+        )
+        return int(status), size.value, counters.value
+
+    def launch(self, call: AttentionCall, workspace: int, stream: int) -> int:
+        """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
+        return int(self._entry.launch(ctypes.byref(_Attention(*call)), workspace, stream))
+
+    def explain(self, status: int) -> str:
+        """Return ``status`` in words."""
+        words: bytes = self._entry.explain(status)
+        return words.decode()
+
+
 class CtypesLauncher:
     """Loads kernel libraries; see :class:`gemmsmith.launcher.Launcher`."""
 
@@ -152,20 +220,34 @@ class CtypesLauncher:
         table, count = _table(_library(path), "gemmsmith_row_kernels", _RowEntry)
         return [CtypesRowKernel(table[index]) for index in range(count)]
 
+    def load_attention(self, path: str) -> Sequence[CtypesAttentionKernel]:
+        """Return the attention kernels of the library at ``path``.
 
-def read_table(library: Path) -> Mapping[str, TableEntry]:
-    """Return the kernels that ``library`` lists, by name. Needs no GPU and no driver.
+        Raises:
+            OSError, RuntimeError: where it cannot be loaded or has none.
+        """
+        table, count = _table(_library(path), "gemmsmith_attention_kernels", _AttentionEntry)
+        return [CtypesAttentionKernel(table[index]) for index in range(count)]
+
+
+def read_table(file: Path) -> Mapping[str, TableEntry]:
+    """Return the kernels that the library ``file`` lists, by name. Needs no GPU and no driver.
 
     Raises:
         LoadError: where it does not load, or speaks another version of the C interface.
     """
-    launcher, path = CtypesLauncher(), str(library)
+    launcher, path = CtypesLauncher(), str(file)
     kernels: Sequence[TableEntry]
     try:
-        has_rows = hasattr(_library(path), "gemmsmith_row_kernels")
-        kernels = launcher.load_rows(path) if has_rows else launcher.load(path)
+        library = _library(path)
+        if hasattr(library, "gemmsmith_row_kernels"):
+            kernels = launcher.load_rows(path)
+        elif hasattr(library, "gemmsmith_attention_kernels"):
+            kernels = launcher.load_attention(path)
+        else:
+            kernels = launcher.load(path)
     except (OSError, RuntimeError) as error:
-        raise LoadError(f"cannot load {library}: {error}") from error
+        raise LoadError(f"cannot load {file}: {error}") from error
     return {kernel.name: kernel for kernel in kernels}
 
 

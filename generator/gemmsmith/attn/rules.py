@@ -1,0 +1,115 @@
+"""Which attention kernels can exist, and what they take of a multiprocessor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from gemmsmith.dtypes import BF16, FP16
+from gemmsmith.errors import Objection
+from gemmsmith.footprint import nearest_multiple
+
+if TYPE_CHECKING:
+    from gemmsmith.attn.spec import AttentionSpec
+
+WARPGROUP_ROWS = 64
+"""Queries of one warpgroup: the rows of wgmma."""
+_REGISTERS = {1: 240, 2: 240, 3: 160}
+"""By warpgroups that multiply: registers of their threads, with a fourth that loads."""
+_OTHER_REGISTERS = 32
+"""What a thread needs beside sums, scores and probabilities."""
+_BARRIER_BYTES = 1024
+"""Barriers, and what aligning the buffers may cost."""
+
+
+def padded_head(head_dim: int) -> int:
+    """Return the columns of a head in shared memory: 80 would halve the widest swizzle left."""
+    return 96 if head_dim == 80 else head_dim
+
+
+def shared_bytes(spec: AttentionSpec) -> int:
+    """Return the shared memory of a block."""
+    rows = spec.tile.query + 2 * spec.stages * spec.tile.key
+    return rows * padded_head(spec.head_dim) * spec.dtype.bytes + _BARRIER_BYTES
+
+
+def registers(spec: AttentionSpec) -> int:
+    """Return the registers that sums, scores and probabilities take of a thread."""
+    return padded_head(spec.head_dim) // 2 + spec.tile.key // 2 + spec.tile.key // 4
+
+
+def objections(spec: AttentionSpec) -> Iterator[Objection]:
+    """Yield what makes ``spec`` impossible."""
+    from gemmsmith.attn.spec import HEAD_DIMS
+
+    if spec.dtype not in (BF16, FP16):
+        yield Objection(
+            key="dtype", reason=f"attention kernels take bf16 and fp16, none takes {spec.dtype}"
+        )
+    if spec.head_dim not in HEAD_DIMS:
+        words = ", ".join(map(str, HEAD_DIMS))
+        fitting = [size for size in HEAD_DIMS if size >= spec.head_dim]
+        yield Objection(
+            key="head_dim",
+            reason=f"head_dim {spec.head_dim} has no kernel; {words} have",
+            fix=f"{fitting[0]} takes it, padded" if fitting else "",
+        )
+        return
+    rules = _RULES.get(spec.schedule)
+    if rules is None:
+        words = ", ".join(_RULES)
+        yield Objection(
+            key="schedule", reason=f"{spec.schedule!r} is no schedule of attention; {words} are"
+        )
+        return
+    yield from rules(spec)
+
+
+def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
+    """What the kernels on wgmma and TMA ask."""
+    if spec.arch.name != "sm_90a":
+        yield Objection(
+            key="schedule",
+            reason=f"{spec.schedule} attention needs wgmma and TMA, which {spec.arch.name} lacks",
+        )
+        return
+    if spec.stages < 2:
+        yield Objection(key="stages", reason=f"stages {spec.stages} is below 2", fix="2 is legal")
+    groups, rest = divmod(spec.tile.query, WARPGROUP_ROWS)
+    if rest or groups not in _REGISTERS:
+        yield Objection(
+            key="tile",
+            reason=f"tile {spec.tile} has {spec.tile.query} queries; 64, 128 and 192 are one to"
+            " three warpgroups",
+        )
+        return
+    if spec.tile.key % 16 or not 16 <= spec.tile.key <= 256:
+        yield Objection(
+            key="tile",
+            reason=f"tile {spec.tile} has {spec.tile.key} keys, no multiple of 16 up to 256",
+            fix=f"{min(256, nearest_multiple(spec.tile.key, 16))} is",
+        )
+        return
+    taken, most = registers(spec) + _OTHER_REGISTERS, _REGISTERS[groups]
+    if taken > most:
+        yield Objection(
+            key="tile",
+            reason=f"tile {spec.tile} of head_dim {spec.head_dim} takes {taken} registers a thread,"
+            f" with {groups} warpgroup{'s' * (groups > 1)} there are {most}",
+            fix="lower the keys of the tile",
+        )
+    size, limit = shared_bytes(spec), spec.arch.smem_per_block
+    if size > limit:
+        yield Objection(
+            key="stages",
+            reason=f"tile {spec.tile} of head_dim {spec.head_dim} with {spec.stages} stages needs"
+            f" {size:,} B of shared memory, {spec.arch.name} has {limit:,}",
+            fix="lower stages or the keys of the tile",
+        )
+
+
+_RULES: dict[str, Callable[[AttentionSpec], Iterator[Objection]]] = {
+    "pingpong": _hopper,
+    "cooperative": _hopper,
+}
+"""By schedule: the rules of its kernels. A schedule is a template, too."""

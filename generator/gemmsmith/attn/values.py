@@ -1,0 +1,38 @@
+"""What templates may say about attention kernels: C++ spellings by named hole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmsmith.attn.rules import padded_head
+from gemmsmith.attn.spec import AttentionSchedule, AttentionSpec
+
+TEMPLATES: dict[AttentionSchedule, str] = {
+    "pingpong": "attention_sm90.cu.j2",
+    "cooperative": "attention_sm90.cu.j2",
+}
+"""By schedule: the template of its kernels."""
+
+_ELEMENTS = {"fp16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t"}
+
+
+def has_rare_width(spec: AttentionSpec) -> bool:
+    """Return whether a product of ``spec`` is of a width that CUTLASS declares on request only."""
+    if spec.schedule not in ("pingpong", "cooperative"):
+        return False
+    common = (8, 16, 32, 64, 96, 128, 192, 256)
+    return spec.tile.key not in common or padded_head(spec.head_dim) not in common
+
+
+def attention_values(spec: AttentionSpec) -> dict[str, Any]:
+    """Return the values of all holes of the templates of attention kernels."""
+    return {
+        "name": spec.name,
+        "element": _ELEMENTS[spec.dtype.name],
+        "head_dim": spec.head_dim,
+        "padded_head": padded_head(spec.head_dim),
+        "tile": spec.tile,
+        "stages": spec.stages,
+        "in_turns": "true" if spec.schedule == "pingpong" else "false",
+        "dependent_launch": "true" if spec.dependent_launch else "false",
+    }
