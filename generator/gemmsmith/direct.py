@@ -110,16 +110,21 @@ def linear(
     a_scale: Tensor | None = None,
     b_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """Return ``x @ weight.T + bias`` as :func:`gemmsmith.gemm` does, of a weight (N, K)."""
+    """Return ``x @ weight.T + bias + residual`` as :func:`gemmsmith.gemm` does, of a weight (N, K).
+
+    What a gate makes takes no residual.
+    """
+    beta = 0.0 if residual is None else 1.0
     if not is_dynamo_compiling():
         y = launch(
             x,
             weight,
             bias,
-            None,
+            residual,
             1.0,
-            0.0,
+            beta,
             kernels,
             "none",
             gate,
@@ -138,6 +143,9 @@ def linear(
         x,
         weight.t(),
         bias,
+        residual,
+        1.0,
+        beta,
         kernels=kernels,
         gate=gate,
         a_scale=a_scale,

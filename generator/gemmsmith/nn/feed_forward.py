@@ -15,7 +15,7 @@ from gemmsmith.dtypes import INT8
 from gemmsmith.errors import ArgumentError, UnknownArchitectureError
 from gemmsmith.fit import misfits
 from gemmsmith.kernelset import default_kernels
-from gemmsmith.nn.int8 import Int8Linear
+from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
 from gemmsmith.nn.linear import check_is_linear, check_is_tensor
 from gemmsmith.nn.prepared import Pair, PreparedLinear
 from gemmsmith.operands import TORCH_DTYPES
@@ -158,19 +158,26 @@ class FeedForward(torch.nn.Module):
     def constant_weight(self, promised: bool) -> None:
         self.gate_up.constant_weight = self.down.constant_weight = promised
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """Return (..., N) from (..., K)."""
-        check_is_tensor(input)
-        if input.dim() == 1:
-            return self.forward(input.unsqueeze(0)).squeeze(0)
-        return self.down.unpadded(self._padded_result(self.gate_up.padded(input)))
+    def forward(
+        self,
+        input: Tensor | QuantizedRows,  # noqa: A002  torch's name
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return (..., N) from (..., K); a residual (..., N) is added before it is rounded."""
+        if not isinstance(input, QuantizedRows):
+            check_is_tensor(input)
+            if input.dim() == 1:
+                row = None if residual is None else residual.unsqueeze(0)
+                return self.forward(input.unsqueeze(0), row).squeeze(0)
+        x = self.gate_up.padded(input)
+        return self.down.unpadded(self._padded_result(x, self.down.widened(residual)))
 
-    def _padded_result(self, x: Tensor) -> Tensor:
+    def _padded_result(self, x: Tensor, residual: Tensor | None) -> Tensor:
         if x.dtype in self.apart:
             inner = gate_op(self.gate_up.product(x), self.kind, interleaved=True)
         else:
             inner = self.gate_up.product(x, gate=self.kind)
-        return self.down.product(inner)
+        return self.down.product(inner, residual=residual)
 
     def extra_repr(self) -> str:
         """Return the gate's function."""
@@ -255,9 +262,29 @@ class Int8FeedForward(FeedForward):
         """
         return cls._of_fused(gate_up, down, order, kind, inputs)
 
+    @classmethod
+    def of(cls, block: FeedForward, inputs: Tensor | None = None) -> Self:
+        """Return the int8 block of one that is prepared, which stays as it is.
+
+        Args:
+            block: the block.
+            inputs: (..., K), samples of what it reads.
+
+        Raises:
+            ArgumentError: where the samples do not fit.
+        """
+        made = cls.__new__(cls)
+        torch.nn.Module.__init__(made)
+        made.kind = block.kind
+        made.gate_up, made.down = made._layers(block.gate_up, block.down, inputs)
+        made._decide()
+        return made.train(block.training)
+
     def _layers(
         self, gate_up: PreparedLinear, down: torch.nn.Linear, inputs: Tensor | None
     ) -> tuple[Int8Linear, Int8Linear]:
+        if not isinstance(down, PreparedLinear):
+            down = PreparedLinear.from_weight(down.weight, down.bias)
         scale = down_scale = None
         if inputs is not None:
             k = gate_up.in_features
@@ -265,11 +292,11 @@ class Int8FeedForward(FeedForward):
             weight = gate_up.weight
             x = spread(inputs.reshape(-1, k), MOST_ROWS).to(weight.device, weight.dtype)
             inner = gate_op(gate_up.product(gate_up.padded(x)), self.kind, interleaved=True)
-            down_scale = smooth(down.weight, inner[:, : down.in_features]).column_scale
-        quantised = Int8Linear.of_prepared(gate_up, scale)
-        return quantised, Int8Linear.from_weight(down.weight, down.bias, column_scale=down_scale)
+            n, k = down.preparation.features
+            down_scale = smooth(down.weight[:n, :k], inner[:, :k]).column_scale
+        return Int8Linear.of_prepared(gate_up, scale), Int8Linear.of_prepared(down, down_scale)
 
-    def _padded_result(self, x: Tensor) -> Tensor:
+    def _padded_result(self, x: Tensor | QuantizedRows, residual: Tensor | None) -> Tensor:
         gate_up, down = cast(Int8Linear, self.gate_up), cast(Int8Linear, self.down)
         q, scale = gate_up.quantize(x)
         if x.dtype in self.apart and down.input_scale is None:
@@ -281,7 +308,7 @@ class Int8FeedForward(FeedForward):
             q, scale = down.quantize(gate_op(sums, self.kind, interleaved=True))
         else:
             q, scale = down.quantize(gate_up.quantized_product(q, scale, x.dtype, self.kind))
-        return down.quantized_product(q, scale, x.dtype)
+        return down.quantized_product(q, scale, x.dtype, residual=residual)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +20,20 @@ from gemmsmith.weights import Order, Preparation
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Int8Linear"]
+__all__ = ["Int8Linear", "QuantizedRows"]
 
 _OUTPUTS = (torch.bfloat16, torch.float16)
+
+
+class QuantizedRows(NamedTuple):
+    """Rows that were quantised by what made them, as a norm does, for an int8 layer to read."""
+
+    q: Tensor
+    """int8 (..., padded K)."""
+    scale: Tensor
+    """f32 (...)."""
+    dtype: torch.dtype
+    """Of the numbers that they stand for, and of what the layer gives."""
 
 
 class Int8Linear(PreparedLinear):
@@ -144,8 +155,10 @@ class Int8Linear(PreparedLinear):
         self.register_parameter("input_scale", torch.nn.Parameter(tensor, requires_grad=False))
         return self
 
-    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, x: Tensor | QuantizedRows) -> tuple[Tensor, Tensor]:
         """Return ``x`` (..., K) as int8 (..., padded K) and the scale of each row (...)."""
+        if isinstance(x, QuantizedRows):
+            return x.q, x.scale
         columns = self.column_scale_of(x.shape[-1], x.dtype)
         if self.input_scale is None:
             return quantize_rows(x, column_scale=columns)
@@ -173,23 +186,36 @@ class Int8Linear(PreparedLinear):
         """
         return self.unpadded(self.quantized_product(q, scale, dtype))
 
-    def product(self, x: Tensor, gate: str = "none") -> Tensor:
+    def product(
+        self, x: Tensor | QuantizedRows, gate: str = "none", residual: Tensor | None = None
+    ) -> Tensor:
         """Return all columns that the prepared weight makes of ``x`` (..., K), in its dtype."""
         q, scale = self.quantize(x)
-        return self.quantized_product(q, scale, x.dtype, gate)
+        return self.quantized_product(q, scale, x.dtype, gate, residual)
 
     def quantized_product(
-        self, q: Tensor, scale: Tensor, dtype: torch.dtype, gate: str = "none"
+        self,
+        q: Tensor,
+        scale: Tensor,
+        dtype: torch.dtype,
+        gate: str = "none",
+        residual: Tensor | None = None,
     ) -> Tensor:
         """Return all columns that the prepared weight makes of int8 rows, in ``dtype``."""
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
         if bias is not None and bias.dtype != dtype:
             bias = bias.to(dtype)
         scales = (scale, parameter(self, "weight_scale"))
-        return linear(q, weight, bias, self.kernels, gate, *scales, dtype)
+        return linear(q, weight, bias, self.kernels, gate, *scales, dtype, residual)
 
-    def padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Any) -> Any:
         """Return ``x`` (..., K), checked: quantising adds the zero columns."""
+        if isinstance(x, QuantizedRows):
+            if x.q.shape[-1] != self.weight.shape[1]:
+                raise ArgumentError(
+                    f"input has {x.q.shape[-1]} int8 columns; {self.weight.shape[1]} fit"
+                )
+            return x
         if x.shape[-1] != self.in_features:
             raise ArgumentError(f"input has {x.shape[-1]} columns; {self.in_features} fit")
         if x.dtype not in _OUTPUTS:

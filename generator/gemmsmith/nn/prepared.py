@@ -135,29 +135,37 @@ class PreparedLinear(Linear):
         self.weight = _frozen(weight)
         self.register_parameter("bias", None if bias is None else _frozen(bias))
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """Return (..., N) from (..., K)."""
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
+        """Return (..., N) from (..., K); a residual (..., N) is added before it is rounded."""
         check_is_tensor(input)
         if input.dim() == 1:
-            return self.forward(input.unsqueeze(0)).squeeze(0)
-        return self.unpadded(self.product(self.padded(input)))
+            row = None if residual is None else residual.unsqueeze(0)
+            return self.forward(input.unsqueeze(0), row).squeeze(0)
+        return self.unpadded(self.product(self.padded(input), residual=self.widened(residual)))
 
-    def product(self, x: Tensor, gate: str = "none") -> Tensor:
+    def product(self, x: Tensor, gate: str = "none", residual: Tensor | None = None) -> Tensor:
         """Return all columns that the prepared weight makes of ``x`` (..., padded K)."""
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        return linear(x, weight, bias, self.kernels, gate)
+        return linear(x, weight, bias, self.kernels, gate, residual=residual)
 
     def extra_repr(self) -> str:
         """Return sizes, and what was done to the weight."""
         words = super().extra_repr()
         return f"{words}, {self.preparation}" if self.preparation.changes else words
 
-    def padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Any) -> Any:
         """Return ``x`` (..., K) with the zero columns that the weight has."""
         columns = self.preparation.padding[1]
         if x.shape[-1] != self.in_features:
             raise ArgumentError(f"input has {x.shape[-1]} columns; {self.in_features} fit")
         return functional.pad(x, (0, columns)) if columns else x
+
+    def widened(self, residual: Tensor | None) -> Tensor | None:
+        """Return a residual (..., N) with the columns that the weight's zero rows make."""
+        columns = self.preparation.padding[0]
+        if residual is None or not columns:
+            return residual
+        return functional.pad(residual, (0, columns))
 
     def unpadded(self, y: Tensor) -> Tensor:
         """Return the columns of a product that are the layer's outputs."""

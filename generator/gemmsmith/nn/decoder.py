@@ -1,0 +1,177 @@
+"""A whole decoder: embedding, layers, norm and head; prompts, then a token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gemmsmith.errors import ArgumentError
+from gemmsmith.nn.cache import KVCache
+
+if TYPE_CHECKING:
+    from gemmsmith.nn.decoder_layer import DecoderLayer
+    from gemmsmith.nn.norm import RMSNorm
+    from gemmsmith.nn.prepared import PreparedLinear
+
+__all__ = ["Decoder"]
+
+
+class Decoder(torch.nn.Module):
+    """A causal language model of Llama's kind on gemmsmith's kernels, for inference.
+
+    Args:
+        embedding: (V, K), a row for each token; the head may share it.
+        layers: the decoder layers, K to K features.
+        norm: what the head reads is normalised by.
+        head: K to V features.
+    """
+
+    layers: torch.nn.ModuleList
+
+    def __init__(
+        self,
+        embedding: Tensor,
+        layers: Iterable[DecoderLayer],
+        norm: RMSNorm,
+        head: PreparedLinear,
+    ) -> None:
+        super().__init__()
+        shared = embedding is head.weight
+        tokens, features = embedding.shape
+        self.embedding = torch.nn.Embedding(tokens, features, device="meta")
+        self.embedding.weight = torch.nn.Parameter(embedding.detach(), requires_grad=False)
+        if shared:
+            head.weight = self.embedding.weight
+        self.layers = torch.nn.ModuleList(layers)
+        self.norm = norm
+        self.head = head
+        if not len(self.layers):
+            raise ArgumentError("layers is empty; a decoder has one at least")
+
+    @classmethod
+    def from_transformers(cls, model: Any) -> Decoder:
+        """Return the decoder of a Llama, Mistral or Qwen2 model of transformers.
+
+        Its embedding, norms and output weights share the model's memory; those of q, k and v and of
+        gate and up are copied, stacked and interleaved.
+
+        Raises:
+            ArgumentError: where the model is another, or has what this decoder does not compute.
+        """
+        from gemmsmith.nn.checkpoint import from_transformers
+
+        return from_transformers(model)
+
+    def to_int8(self, samples: Tensor | None = None) -> Decoder:
+        """Return the decoder with int8 weights and activations in all its products (W8A8).
+
+        This one stays as it is; the embedding is shared.
+
+        Args:
+            samples: token ids (B, S) of a text like those that the model will see. With them each
+                layer gets the column scale, if any, that makes it most exact
+                (:func:`gemmsmith.smooth`).
+        """
+        from gemmsmith.nn.int8_decoder import to_int8
+
+        return to_int8(self, samples)
+
+    @property
+    def constant_weight(self) -> bool:
+        """Whether all products promise that no queued work writes their weights
+        (:attr:`gemmsmith.nn.Linear.constant_weight`)."""
+        return self.head.constant_weight and all(layer.constant_weight for layer in self._layers)
+
+    @constant_weight.setter
+    def constant_weight(self, promised: bool) -> None:
+        self.head.constant_weight = promised
+        for layer in self._layers:
+            layer.constant_weight = promised
+
+    @property
+    def _layers(self) -> list[DecoderLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.weight.device
+
+    def cache(self, batch: int, capacity: int) -> KVCache:
+        """Return an empty cache for ``batch`` sequences of up to ``capacity`` tokens."""
+        attention = self._layers[0].attention
+        sizes = (len(self.layers), batch, capacity, attention.kv_heads, attention.head_dim)
+        return KVCache(*sizes, dtype=self.embedding.weight.dtype, device=self.device)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits (B, S, V) behind every token of ``ids`` (B, S); no cache."""
+        x = self.hidden(ids, None, None, None)  # (B, S, K)
+        return self.logits(x)
+
+    def prefill(self, ids: Tensor, cache: KVCache, lengths: Tensor | None = None) -> Tensor:
+        """Return the logits (B, V) behind the last token of each prompt, kept in ``cache``.
+
+        Prompts go on from what the cache holds.
+
+        Args:
+            ids: (B, S); shorter prompts are padded on the right, with any token.
+            cache: its keys and values.
+            lengths: int32 or int64 (B,), tokens of each prompt, 1 to S; S by default.
+
+        Raises:
+            ArgumentError: where they do not fit in the cache, or it is of another batch.
+        """
+        batch, tokens = ids.shape
+        if batch != cache.batch:
+            raise ArgumentError(f"ids are of {batch} sequences, the cache of {cache.batch}")
+        cache.claim(tokens)
+        positions = cache.lengths[:, None] + torch.arange(
+            tokens, dtype=torch.int32, device=ids.device
+        )  # (B, S)
+        # padding lies behind a prompt's tokens, so that none of those sees it
+        keys = cache.lengths + tokens if cache.longest else None  # (B,)
+        x = self.hidden(ids, positions, cache, keys)  # (B, S, K)
+        if lengths is None:
+            cache.advance(tokens)
+            return self.logits(x[:, -1])
+        cache.advance(lengths, most=tokens)
+        last = (lengths.long() - 1)[:, None, None].expand(-1, 1, x.shape[-1])
+        return self.logits(x.gather(1, last)[:, 0])
+
+    def step(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Return the logits (B, V) behind one more token of each sequence, ``ids`` (B,).
+
+        Raises:
+            ArgumentError: where the cache is full.
+        """
+        return self.prefill(ids[:, None], cache)
+
+    def hidden(
+        self,
+        ids: Tensor,
+        positions: Tensor | None,
+        cache: KVCache | None,
+        keys: Tensor | None,
+    ) -> Tensor:
+        """Return what the last layer makes of ``ids``: (B, S, K), not normalised.
+
+        Args:
+            ids: (B, S).
+            positions: (B, S); 0, 1, … by default.
+            cache: where keys and values are kept, if anywhere.
+            keys: (B,) int32, how many each sequence has then; None where these are the first.
+        """
+        x = functional.embedding(ids, self.embedding.weight)  # (B, S, K)
+        for index, layer in enumerate(self.layers):
+            memory = None if cache is None else cache.layer(index)
+            x = layer(x, positions, cache=memory, keys=keys)  # (B, S, K)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return (..., V) from what the last layer makes, (..., K)."""
+        normed = self.head.padded(self.norm.ahead_of(self.head, x))  # (..., K)
+        return self.head.unpadded(self.head.product(normed))  # (..., V)

@@ -1,0 +1,147 @@
+"""Attention blocks on the CPU and, marked ``gpu``, on the kernels: the same tests."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gemmsmith import nn
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from layer_data import BF16, exact, linear, numbers, on_each, relative
+
+K, HEADS, KV_HEADS, SIZE = 48, 4, 2, 16
+
+
+def layers(device: str = "cpu", bias: bool = True) -> tuple[torch.nn.Linear, ...]:
+    q = linear(K, HEADS * SIZE, bias, device)
+    k, v = (linear(K, KV_HEADS * SIZE, bias, device) for _ in range(2))
+    v.weight.mul_(-0.7)
+    return q, k, v, linear(HEADS * SIZE, K, False, device)
+
+
+def reference(
+    given: tuple[torch.nn.Linear, ...], x: Tensor, causal: bool, residual: Tensor
+) -> Tensor:
+    q, k, v = (exact(layer, x).unflatten(-1, (-1, SIZE)).transpose(1, 2) for layer in given[:3])
+    y = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    y = y.transpose(1, 2).flatten(-2) @ given[3].weight.cpu().double().t()
+    return y + residual.cpu().double()
+
+
+@on_each
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("block", "bound"), [(nn.Attention, 0.01), (nn.Int8Attention, 0.02)])
+def test_a_block_is_its_four_layers_around_attention(
+    block: type[nn.Attention], bound: float, causal: bool, device: str
+) -> None:
+    given, x = layers(device), numbers(2, 7, K, device=device)
+    residual = numbers(2, 7, K, device=device) * 3
+    ours = block(*given, heads=HEADS, causal=causal)
+    assert (ours.kv_heads, ours.head_dim) == (KV_HEADS, SIZE)
+    right = reference(given, x, causal, residual)
+    assert relative(ours(x, residual=residual), right) < bound
+    fused = linear(K, (HEADS + 2 * KV_HEADS) * SIZE, device=device)
+    fused.weight.copy_(torch.cat([layer.weight for layer in given[:3]]))
+    fused.bias.copy_(torch.cat([layer.bias for layer in given[:3]]))
+    sizes = {"heads": HEADS, "kv_heads": KV_HEADS}
+    again = block.from_fused(fused, given[3], **sizes, causal=causal)
+    assert torch.equal(again(x, residual=residual), ours(x, residual=residual))
+
+
+@on_each
+def test_a_window_a_cap_and_a_scale_reach_attention(device: str) -> None:
+    given, x = layers(device), numbers(1, 9, K, device=device)
+    plain = nn.Attention(*given, heads=HEADS)(x)
+    for options in ({"window": 2}, {"softcap": 0.01}, {"scale": 3.0}):
+        ours = nn.Attention(*given, heads=HEADS, **options)(x)  # type: ignore[arg-type]
+        assert relative(ours[:, 8:], plain[:, 8:].cpu().double()) > 0.05
+        assert relative(ours[:, :1], plain[:, :1].cpu().double()) < 0.01  # sees itself alone
+    mask = torch.zeros(9, 9, dtype=torch.bool, device=device)
+    mask[:, 0] = True
+    ours = nn.Attention(*given, heads=HEADS, causal=False)(x, mask=mask)
+    assert relative(ours, plain[:, :1].cpu().double().expand(-1, 9, -1)) < 0.01
+
+
+@on_each
+def test_y12_angles_stay_exact_whatever_the_dtype(device: str) -> None:
+    frequencies = 10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)
+    rotary = nn.Rotary(frequencies).to(torch.bfloat16).half().to(device)
+    assert rotary.inv_freq.dtype == torch.float64
+    assert torch.equal(rotary.inv_freq.cpu(), frequencies)
+    given, x = layers(device), numbers(1, 2, K, device=device)
+    ours = nn.Attention(*given, heads=HEADS, rotary=rotary).to(torch.bfloat16)
+    near = ours(x, torch.tensor([[0, 1]], device=device))
+    for far in (257, 4095, 15962, 131071):  # only how far apart two tokens are matters
+        moved = ours(x, torch.tensor([[far, far + 1]], device=device))
+        assert relative(moved, near.cpu().double()) < 0.01
+    other = ours(x, torch.tensor([[0, 3]], device=device))
+    assert relative(other, near.cpu().double()) > 0.05
+
+
+@on_each
+@pytest.mark.parametrize("rotary", [True, False])
+def test_a_cache_gives_what_the_whole_does(rotary: bool, device: str) -> None:
+    given, x = layers(device), numbers(2, 9, K, device=device)
+    angles = nn.Rotary(100.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)) if rotary else None
+    ours = nn.Attention(*given, heads=HEADS, rotary=angles).to(device)
+    whole = ours(x).cpu().double()
+    cache = nn.KVCache(1, 2, 16, KV_HEADS, SIZE, device=device)
+    cache.k.fill_(torch.nan)
+    cache.v.fill_(torch.nan)
+    memory = cache.layer(0)
+    position = torch.arange(9, device=device).expand(2, 9)
+    first = ours(x[:, :4], position[:, :4], cache=memory)
+    keys = torch.full((2,), 8, dtype=torch.int32, device=device)
+    chunk = ours(x[:, 4:8], position[:, 4:8], cache=memory, keys=keys)
+    last = ours(x[:, 8:], position[:, 8:], cache=memory, keys=keys + 1)
+    assert relative(torch.cat((first, chunk, last), 1), whole) < 0.01
+
+
+@pytest.mark.parametrize("block", [nn.Attention, nn.Int8Attention])
+def test_a_block_keeps_its_state_in_the_form_it_was_given(block: type[nn.Attention]) -> None:
+    given, x = layers(), numbers(1, 3, K)
+    ours = block(*given, heads=HEADS)
+    stored = ours.state_dict()
+    assert stored["qkv.k.weight"].shape == (KV_HEADS * SIZE, K)
+    if block is nn.Attention:
+        for name, layer in zip("qkv", given, strict=False):
+            assert torch.equal(stored[f"qkv.{name}.weight"], layer.weight)
+            assert torch.equal(stored[f"qkv.{name}.bias"], layer.bias)
+    q, k, v, o = given
+    other = block(q, v, k, o, heads=HEADS)
+    assert not torch.equal(other(x), ours(x))
+    other.load_state_dict(stored)
+    assert torch.equal(other(x), ours(x))
+    assert torch.equal(copy.deepcopy(ours)(x), ours(x))
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), ours(x))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v, o = layers()
+    with pytest.raises(ArgumentError, match="q gives 64 features, which are not 5 heads"):
+        nn.Attention(q, k, v, o, heads=5)
+    with pytest.raises(ArgumentError, match="o takes 64 features, 32 come"):
+        nn.Attention(k, k, v, o, heads=2)
+    with pytest.raises(ArgumentError, match="some have a bias"):
+        nn.Attention(q, linear(K, 32, False), v, o, heads=HEADS)
+    with pytest.raises(ArgumentTypeError, match="o is a"):
+        nn.Attention(q, k, v, torch.nn.Identity(), heads=HEADS)  # type: ignore[arg-type]
+    fused = linear(K, 7 * SIZE)
+    with pytest.raises(ArgumentError, match="3 heads are no multiple of the 2"):
+        nn.Attention.from_fused(fused, linear(3 * SIZE, K), heads=3, kv_heads=2)
+    with pytest.raises(ArgumentError, match="features, which are not"):
+        nn.Attention.from_fused(fused, o, heads=5, kv_heads=2)
+    with pytest.raises(ArgumentError, match="forward only"):
+        nn.Attention(q, k, v, o, heads=HEADS)(numbers(1, 3, K).requires_grad_())
+
+
+def test_extra_repr_names_what_differs() -> None:
+    words = repr(nn.Attention(*layers(), heads=HEADS, causal=False, softcap=50.0))
+    assert "heads=4, kv_heads=2, head_dim=16, not causal, softcap=50.0" in words
+    assert "BF16" not in words
+    assert nn.Attention(*layers(), heads=HEADS).qkv.weight.dtype == BF16

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gemmsmith.errors import ArgumentError
+from gemmsmith.nn import KVCache
+
+
+def cache(batch: int = 2, capacity: int = 5) -> KVCache:
+    made = KVCache(2, batch, capacity, 3, 4, dtype=torch.float32)
+    made.k.fill_(torch.nan)
+    made.v.fill_(torch.nan)
+    return made
+
+
+def test_tokens_go_behind_those_that_are_there() -> None:
+    ours = cache()
+    k = torch.randn(2, 2, 3, 4)
+    ours.append(1, k, -k)
+    ours.advance(torch.tensor([2, 1]), most=2)
+    assert ours.lengths.tolist() == [2, 1]
+    assert ours.lengths.dtype == torch.int32
+    more = torch.randn(2, 1, 3, 4)
+    ours.append(1, more, -more)
+    ours.advance(1)
+    memory = ours.layer(1)
+    assert torch.equal(memory.k[0, :3], torch.cat((k[0], more[0])))
+    assert torch.equal(memory.v[1, :2], -torch.stack((k[1, 0], more[1, 0])))
+    assert memory.k[0, 3:].isnan().all()
+    assert ours.layer(0).k.isnan().all()
+    assert ours.longest == 3
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    ours = cache(capacity=3)
+    ours.advance(2)
+    with pytest.raises(ArgumentError, match="holds 3 tokens of a sequence; 2 are there and 2 more"):
+        ours.claim(2)
+    with pytest.raises(ArgumentError, match="2 more do not fit"):
+        ours.append(0, torch.zeros(2, 2, 3, 4), torch.zeros(2, 2, 3, 4))
+    ours.advance(1)
+    with pytest.raises(ArgumentError, match="do not fit"):
+        ours.advance(1)
+    assert ours.lengths.tolist() == [3, 3]
+    with pytest.raises(ArgumentError, match="tokens on the device come with most"):
+        ours.advance(torch.tensor([0, 0]))
+    with pytest.raises(ArgumentError, match="capacity is 0"):
+        cache(capacity=0)
+
+
+def test_reset_keeps_the_memory() -> None:
+    ours = cache()
+    where = ours.k.data_ptr()
+    ours.advance(5)
+    ours.reset()
+    assert ours.lengths.tolist() == [0, 0]
+    ours.claim(5)
+    assert ours.k.data_ptr() == where
+
+
+def test_sequences_go_on_from_others() -> None:
+    ours = cache(batch=3)
+    k = torch.randn(3, 2, 3, 4)
+    for layer in (0, 1):
+        ours.append(layer, k, 2 * k)
+    ours.advance(torch.tensor([2, 1, 2]), most=2)
+    where = ours.k.data_ptr()
+    ours.reorder(torch.tensor([1, 1, 0]))
+    assert ours.lengths.tolist() == [1, 1, 2]
+    assert torch.equal(ours.layer(1).k[2, :2], k[0])
+    assert torch.equal(ours.layer(0).v[0, :1], 2 * k[1, :1])
+    assert ours.k.data_ptr() == where
+    with pytest.raises(ArgumentError, match=r"rows is \(2,\); \(3,\) is needed"):
+        ours.reorder(torch.tensor([0, 1]))
+
+
+def test_repr_says_what_it_costs() -> None:
+    assert "2 sequences of up to 5 tokens" in repr(cache())
+    assert "0.0 MB" in repr(cache())
