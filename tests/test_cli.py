@@ -319,6 +319,10 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
             ("--grid", "llm", "--model", "llama3-8b", "--ffn", "llama3-8b"),
             "error: --grid names all that is measured: leave out --model, --ffn\n",
         ),
+        (
+            ("--layer", "llama3-8b", "--epilogues", "llama3-8b"),
+            "error: --epilogues names all that is measured: leave out --layer\n",
+        ),
         (("--constant-b", "--ffn", "llama3-8b"), "error: --constant-b goes with --grid\n"),
         (
             ("--dtype", "int8", "--all-kernels"),
@@ -338,7 +342,13 @@ def test_benchmarks_that_do_not_go_together_are_refused(
 
 @pytest.mark.parametrize(
     "words",
-    [("--dtype", "s8"), ("--ffn", "llama3-8b"), ("--epilogues", "llama3-8b"), ("--dtype", "bf16")],
+    [
+        ("--dtype", "s8"),
+        ("--ffn", "llama3-8b"),
+        ("--epilogues", "llama3-8b"),
+        ("--layer", "llama3-8b"),
+        ("--dtype", "bf16"),
+    ],
 )
 def test_every_benchmark_needs_a_gpu(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]

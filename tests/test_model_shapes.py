@@ -37,6 +37,9 @@ def test_own_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("model: mine\nshapes:\n  - {op: head, n: 50257, k: 768}\n")
     assert load_model(file).shapes == (LinearShape(op="head", n=50257, k=768),)
+    assert load_model(file).head_dim == 0
+    file.write_text("model: mine\nhead_dim: 80\nshapes:\n  - {op: head, n: 50257, k: 768}\n")
+    assert load_model(file).head_dim == 80
 
 
 def test_all_problems_of_a_file_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gemmsmith.resources import configs_dir
 
 _SHAPE_KEYS = ("op", "n", "k")
 _FILE_KEYS = ("model", "shapes")
+_OPTIONAL_KEYS = ("head_dim",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,8 @@ class ModelShapes:
     """The model's name, as in tables."""
     shapes: tuple[LinearShape, ...]
     """Its weights, each once."""
+    head_dim: int = 0
+    """Elements of an attention head; 0 where the file does not say it."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -82,12 +85,13 @@ class _Reader:
         self._problems: list[Problem] = []
 
     def model(self, root: yaml.Node | None) -> ModelShapes:
-        fields = self._fields(root, _FILE_KEYS, "the file")
+        fields = self._fields(root, _FILE_KEYS, "the file", _OPTIONAL_KEYS)
         name = self._word(fields.get("model"), "model")
         shapes = tuple(self._shapes(fields.get("shapes")))
+        head_dim = self._size(fields.get("head_dim"), "head_dim")
         if self._problems:
             raise ConfigError(self._problems)
-        return ModelShapes(model=name, shapes=shapes)
+        return ModelShapes(model=name, shapes=shapes, head_dim=head_dim)
 
     def _shapes(self, node: yaml.Node | None) -> Iterator[LinearShape]:
         if node is None:
@@ -104,18 +108,23 @@ class _Reader:
             )
 
     def _fields(
-        self, node: yaml.Node | None, keys: tuple[str, ...], what: str
+        self,
+        node: yaml.Node | None,
+        keys: tuple[str, ...],
+        what: str,
+        optional: tuple[str, ...] = (),
     ) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
             self._fault(node, f"{what} must have the keys {', '.join(keys)}")
             return {}
         fields: dict[str, yaml.Node] = {}
+        known = keys + optional
         for key, value in node.value:
             word = str(key.value)
-            if word not in keys:
-                near = difflib.get_close_matches(word, keys, n=1)
+            if word not in known:
+                near = difflib.get_close_matches(word, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                self._fault(key, f"key {word!r} is not known{hint} (known: {', '.join(keys)})")
+                self._fault(key, f"key {word!r} is not known{hint} (known: {', '.join(known)})")
             elif word in fields:
                 self._fault(key, f"key {word!r} is given twice")
             fields[word] = value

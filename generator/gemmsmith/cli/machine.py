@@ -111,6 +111,15 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Instead, time a whole decoder layer of this model and its parts: M sequences that"
+            " decode (up to 64), or a prompt of M tokens; by default 1, 16 and 2048.",
+            show_default=False,
+        ),
+    ] = None,
     m: Annotated[
         list[int] | None,
         typer.Option(
@@ -124,7 +133,7 @@ def bench(
         float | None,
         typer.Option(
             min=0.1,
-            help="Time for each shape; by default 1.5, int8 0.7, grid 0.8, blocks 1.",
+            help="Time for each shape; by default 1.5, int8 0.7, grid 0.8, blocks 1, layers 2.",
             show_default=False,
         ),
     ] = None,
@@ -165,6 +174,7 @@ def bench(
         grid=grid,
         ffn=ffn,
         epilogues=epilogues,
+        layer=layer,
         dtype=dtype,
         m=tuple(m) if m else None,
         seconds=seconds,

@@ -32,6 +32,7 @@ class Measurement:
     grid: str | None
     ffn: str | None
     epilogues: str | None
+    layer: str | None
     dtype: str | None
     m: tuple[int, ...] | None
     seconds: float | None
@@ -75,11 +76,16 @@ def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
 
     if asked.constant_b and asked.grid is None:
         raise MeasureError("--constant-b goes with --grid")
-    wholes = {"--grid": asked.grid, "--ffn": asked.ffn, "--epilogues": asked.epilogues}
-    for name, value in wholes.items():
+    wholes = {
+        "--grid": (asked.grid, _grid),
+        "--ffn": (asked.ffn, _ffn),
+        "--epilogues": (asked.epilogues, _epilogues),
+        "--layer": (asked.layer, _layer),
+    }
+    for name, (value, way) in wholes.items():
         if value is not None:
             _refuse_others(name, asked)
-            return {"--grid": _grid, "--ffn": _ffn, "--epilogues": _epilogues}[name]
+            return way
     try:
         return _int8 if asked.dtype and parse_dtype(asked.dtype) == INT8 else _gemms
     except KeyError:
@@ -96,6 +102,7 @@ def _refuse_others(name: str, asked: Measurement) -> None:
         "--grid": asked.grid,
         "--ffn": asked.ffn,
         "--epilogues": asked.epilogues,
+        "--layer": asked.layer,
         "--all-kernels": asked.all_kernels,
     }
     del given[name]
@@ -151,6 +158,14 @@ def _epilogues(asked: Measurement) -> Measured:
     from gemmsmith.bench.race_text import race_report
 
     report = run_epilogues(str(asked.epilogues), **_common(asked, 1.0))
+    return report, lambda compact: race_report(report, compact=compact)
+
+
+def _layer(asked: Measurement) -> Measured:
+    from gemmsmith.bench.layer import run_layer
+    from gemmsmith.bench.race_text import race_report
+
+    report = run_layer(str(asked.layer), **_common(asked, 2.0))
     return report, lambda compact: race_report(report, compact=compact)
 
 

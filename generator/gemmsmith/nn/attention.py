@@ -195,20 +195,9 @@ class Attention(torch.nn.Module):
         if cache is None:
             self._rotate(q, k, positions)
         else:
-            self._rotate_to(cache, q, k, v, positions)
+            self.keep(cache, q, k, v, positions)
             k, v = cache if keys is not None else (memory[:, : q.shape[1]] for memory in cache)
-        y = attention(
-            q,
-            k,
-            v,
-            causal=self.causal,
-            window=self.window,
-            softcap=self.softcap,
-            scale=self.scale,
-            mask=mask,
-            lengths=keys,
-        )  # (B, S, H, D)
-        return y.flatten(-2)
+        return self.attend(q, k, v, keys, mask).flatten(-2)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """Return (..., (H + 2 Hkv) D) as views of q (..., H, D) and of k and v (..., Hkv, D)."""
@@ -219,10 +208,8 @@ class Attention(torch.nn.Module):
         if self.rotary is not None:
             rope(q, k, positions, self.rotary.inv_freq, **self.rotary.pairing)
 
-    def _rotate_to(
-        self, cache: KeysValues, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
-    ) -> None:
-        """Rotate q, and write rotated k, and v, to their places in the cache."""
+    def keep(self, cache: KeysValues, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
+        """Rotate q in place, and write rotated k, and v, to their places in the cache."""
         if self.rotary is not None:
             frequencies, pairing = self.rotary.inv_freq, self.rotary.pairing
             rope_to_cache(q, k, v, *cache, positions, frequencies, **pairing)
@@ -231,6 +218,27 @@ class Attention(torch.nn.Module):
         places = positions.expand(q.shape[:2])
         cache.k[rows, places] = k
         cache.v[rows, places] = v
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return what q (B, S, H, D) gathers from k and v (B, keys, Hkv, D), (B, S, H, D)."""
+        return attention(
+            q,
+            k,
+            v,
+            causal=self.causal,
+            window=self.window,
+            softcap=self.softcap,
+            scale=self.scale,
+            mask=mask,
+            lengths=keys,
+        )
 
     def extra_repr(self) -> str:
         """Return heads and what else differs from plain causal attention."""
