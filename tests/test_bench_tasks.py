@@ -110,6 +110,15 @@ def test_a_forgotten_residual_or_scale_is_found() -> None:
     assert replace(whole, a_scale=whole.a_scale.flip(0)).fault(whole.call())
 
 
+def test_terms_that_cancel_may_be_off_by_their_own_rounding() -> None:
+    """Scaled products less themselves, rounded to bf16: some elements come out next to zero."""
+    task = make_task(M, N, K, torch.int8, residual=True, device="cpu")
+    product = replace(task, residual=None).call()
+    opposed = replace(task, residual=-product)
+    assert opposed.fault(opposed.call()) == ""
+    assert opposed.fault(opposed.call() + 2e-5)
+
+
 def test_gate_and_up_come_in_blocks_of_eight() -> None:
     fused = torch.arange(32)  # 16 rows of the gate, 16 of up
     assert interleaved(fused).tolist() == [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)]

@@ -20,9 +20,18 @@ from gemmsmith.problem import GemmProblem, packed_problem
 from gemmsmith.resources import configs_dir
 from gemmsmith.selection import DeviceFacts, Plan
 from gemmsmith.settings import settings
-from gemmsmith.spec import KernelSpec
+from gemmsmith.spec import Alignment, KernelSpec
 from gemmsmith.tables import Tables, forget_tables, own_tables, tables_for
-from gemmsmith.tuned import FAIR, TORCH, content, epilogue_of, identified, key_of, torch_can
+from gemmsmith.tuned import (
+    FAIR,
+    TORCH,
+    content,
+    epilogue_of,
+    identified,
+    key_of,
+    left_to_torch,
+    torch_can,
+)
 from gemmsmith.tuned_file import add_entry, entry_line, read_table
 from tuned_data import entry, table, timing
 
@@ -380,6 +389,18 @@ def test_default_kernels_leave_untimed_calls_that_do_not_suit_them_to_torch(
     for kept, torch in ((dataclasses.replace(call, bias=True), True), (call, False)):
         found = planned(monkeypatch, FAST, SLOW, call=kept, torch=torch)
         assert found[0] in (FAST.name, SLOW.name)
+
+
+def test_widths_that_only_direct_stores_take_stay_with_our_kernels() -> None:
+    odd = packed_problem(8, 50257, 768, BF16)
+    direct = dataclasses.replace(
+        FAST, store="direct", schedule="warp_specialized", alignment=Alignment(8, 8, 1)
+    )
+    choice = choose([FAST, direct], odd, 132)
+    assert choice is not None
+    assert choice.spec == direct
+    assert left_to_torch(choice, odd, 132) == ""
+    assert left_to_torch(dataclasses.replace(choice, spec=FAST), odd, 132)
 
 
 def test_timings_carry_the_kernel_by_content() -> None:

@@ -254,6 +254,8 @@ def left_to_torch(choice: Choice, problem: GemmProblem, sm_count: int) -> str:
     """Return why torch should take a call that no entry is for; empty where it should not."""
     if choice.spec.arch.api != "3.x" or not torch_can(problem):
         return ""  # the estimate was fitted to 3.x kernels
+    if choice.spec.store == "direct":
+        return ""  # and to widths that suit TMA: what others cost torch is not known
     return unsuited(choice, problem, sm_count)
 
 

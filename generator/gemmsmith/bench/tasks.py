@@ -24,6 +24,7 @@ _SAMPLED = 256  # rows that are compared whole, and columns likewise
 _BLOCK = 16  # columns of the result that are sampled together
 _CHUNK = 4096  # rows or columns that are held in float64 at a time
 _SUMMING = 0.004  # of a unit normal element: rounding of sums, and of functions, in f32
+_ADDING = 2.0**-22  # of the terms of an element: a few roundings in f32, seen where terms cancel
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -196,7 +197,9 @@ class Task:
             value = _FUNCTIONS[self.activation](value)
             allowed = torch.full_like(value, summing if self.activation == "none" else _SUMMING)
         if self.residual is not None:
-            value = value + self.residual[rows][:, columns].double()
+            residual = self.residual[rows][:, columns].double()
+            allowed = allowed + _ADDING * (value.abs() + residual.abs())
+            value = value + residual
         return value, allowed + torch.finfo(self.out.dtype).eps * value.abs()
 
     def _products(self, rows: Tensor, columns: Tensor) -> Tensor:
