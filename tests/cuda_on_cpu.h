@@ -1,5 +1,6 @@
 /* Runs the kernels of a CUDA source that g++ compiles: each thread of a block is a coroutine, which
- * gives way at barriers and shuffles. Just enough for row kernels; blocks run one after another. */
+ * gives way at barriers and shuffles. Just enough for row kernels; blocks run one after another.
+ * Kernels take one argument, of type EMULATED_CALL. */
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,8 +39,8 @@ static int current, count;
 static ucontext_t scheduler;
 static Barrier block_barrier, warp_barriers[64];
 static unsigned char slots[2048][8];
-static void (*body)(gemmsmith_rows);
-static gemmsmith_rows arguments;
+static void (*body)(EMULATED_CALL);
+static EMULATED_CALL arguments;
 
 inline void give_way() { swapcontext(&fibers[current]->context, &scheduler); }
 
@@ -94,8 +95,8 @@ __attribute__((visibility("default"))) int emulated_launches = 0, emulated_early
 extern "C" cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **values, size_t,
                                         cudaStream_t) {
   using namespace emulated;
-  body = reinterpret_cast<void (*)(gemmsmith_rows)>(const_cast<void *>(function));
-  arguments = *static_cast<gemmsmith_rows *>(values[0]);
+  body = reinterpret_cast<void (*)(EMULATED_CALL)>(const_cast<void *>(function));
+  arguments = *static_cast<EMULATED_CALL *>(values[0]);
   block_size = block;
   ++emulated_launches;
   count = static_cast<int>(block.x * block.y);
@@ -181,3 +182,7 @@ inline float __fsqrt_rn(float value) { return std::sqrt(value); }
 inline float __fdividef(float left, float right) { return left / right; }
 inline float __expf(float value) { return std::exp(value); }
 inline float normcdff(float value) { return 0.5f * std::erfc(-0.70710678f * value); }
+inline void sincospif(float turns, float *sine, float *cosine) {
+  *sine = static_cast<float>(std::sin(M_PI * turns));
+  *cosine = static_cast<float>(std::cos(M_PI * turns));
+}

@@ -68,6 +68,39 @@ const gemmsmith_row_kernel *gemmsmith_row_kernels(int32_t *count) { *count = 2; 
 """The same of row kernels."""
 
 
+ROPE_ECHO = r"""
+#include <inttypes.h>
+#include <stdio.h>
+#include "gemmsmith/rope_abi.h"
+static char seen[2048];
+static int32_t launch(const gemmsmith_rope *r, void *stream) {
+  const int64_t sizes[] = {r->batch, r->length, r->heads, r->kv_heads, r->head_dim, r->pairs};
+  const void *const addresses[] = {r->q, r->k, r->v, r->k_cache, r->v_cache, r->positions, r->slots,
+    r->frequencies, r->table};
+  const int64_t strides[] = {r->q_batch, r->q_token, r->q_head, r->k_batch, r->k_token, r->k_head,
+    r->v_batch, r->v_token, r->v_head, r->k_page, r->k_slot, r->k_cache_head, r->v_page, r->v_slot,
+    r->v_cache_head, r->positions_batch, r->positions_token, r->slots_batch, r->slots_token,
+    r->table_row, r->columns, r->pages, r->page_size};
+  const int32_t flags[] = {r->interleaved, r->wide_positions, r->wide_slots, r->wide_frequencies};
+  char *to = seen;
+  for (int at = 0; at < 6; ++at) to += sprintf(to, "%" PRId64 " ", sizes[at]);
+  for (int at = 0; at < 9; ++at) to += sprintf(to, "%zu ", (size_t)addresses[at]);
+  for (int at = 0; at < 23; ++at) to += sprintf(to, "%" PRId64 " ", strides[at]);
+  to += sprintf(to, "%g ", r->factor);
+  for (int at = 0; at < 4; ++at) to += sprintf(to, "%d ", flags[at]);
+  sprintf(to, "%zu", (size_t)stream);
+  return 7;
+}
+static const char *explain(int32_t status) { return status ? seen : "fine"; }
+static const gemmsmith_rope_kernel table[] = {
+  {"first", 1024, 0, 0, launch, explain}, {"second", 512, 64, 1, launch, explain},
+};
+int32_t gemmsmith_abi_version(void) { return VERSION; }
+const gemmsmith_rope_kernel *gemmsmith_rope_kernels(int32_t *count) { *count = 2; return table; }
+"""
+"""The same of rotary kernels."""
+
+
 def echo_library(path: Path, *, version: int = ABI_VERSION, text: str = ECHO) -> Path:
     source = path.with_suffix(".c")
     source.write_text(text)

@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 
 from gemm_data import GuardedOutput, untouched
+from gemmsmith.arch import Architecture
 from gemmsmith.launcher import RowKernel
 from gemmsmith.row_execute import row_call
 from gemmsmith.row_math import gated, normalized, quantized
 from gemmsmith.row_math import padded as padded_columns
-from gemmsmith.rowspec import GateKind, RowOperation
+from gemmsmith.rowspec import ROW_OPERATIONS, GateKind, RowOperation, RowSpec, row_specs
 
 EPS = 1e-5
+MATRIX_OPERATIONS = tuple(operation for operation in ROW_OPERATIONS if operation != "rope")
+
+
+def matrix_specs(arch: Architecture) -> tuple[RowSpec, ...]:
+    """Return the row kernels that take a matrix."""
+    return tuple(spec for spec in row_specs(arch) if spec.operation in MATRIX_OPERATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,16 @@ from gemmsmith.arch import architecture_of  # noqa: E402
 from gemmsmith.build import build  # noqa: E402
 from gemmsmith.launcher import RowKernel, load_row_library  # noqa: E402
 from gemmsmith.operands import TORCH_DTYPES  # noqa: E402
-from gemmsmith.rowspec import ROW_OPERATIONS, RowOperation, row_dtypes, row_specs  # noqa: E402
-from row_data import RowCase, cases, check_bits, check_gate, run_case  # noqa: E402
+from gemmsmith.rowspec import RowOperation, row_dtypes, row_specs  # noqa: E402
+from row_data import (  # noqa: E402
+    MATRIX_OPERATIONS,
+    RowCase,
+    cases,
+    check_bits,
+    check_gate,
+    matrix_specs,
+    run_case,
+)
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
@@ -29,7 +37,7 @@ LARGE = (
 def kernels() -> dict[str, RowKernel]:
     """The row kernels of the GPU, by operation and element type."""
     arch = architecture_of(torch.cuda.get_device_capability())
-    report = build(row_specs(arch))
+    report = build(matrix_specs(arch))
     report.raise_if_failed()
     return {built.spec.name: load_row_library(built.library)[built.spec.name]
             for built in report.built}  # fmt: skip
@@ -43,7 +51,7 @@ def kernel_of(kernels: dict[str, RowKernel], operation: RowOperation, dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16, torch.float32], ids=str)
-@pytest.mark.parametrize("operation", ROW_OPERATIONS)
+@pytest.mark.parametrize("operation", MATRIX_OPERATIONS)
 def test_kernels_write_what_the_cpu_computes(
     operation: RowOperation, dtype, kernels: dict[str, RowKernel]
 ) -> None:  # type: ignore[no-untyped-def]

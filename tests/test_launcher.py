@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from echo_data import ABI_VERSION, ECHO, ROW_ECHO, echo_library
+from echo_data import ABI_VERSION, ECHO, ROPE_ECHO, ROW_ECHO, echo_library
 from gemmsmith.errors import LoadError
 from gemmsmith.launcher import (
     AttentionCall,
     Call,
     Launcher,
+    RopeCall,
     RowCall,
     load_library,
     load_row_library,
@@ -37,7 +38,8 @@ def call_of_distinct_values() -> Call:
 
 
 @pytest.mark.parametrize(
-    ("struct", "call"), [("gemm", Call), ("rows", RowCall), ("attention", AttentionCall)]
+    ("struct", "call"),
+    [("gemm", Call), ("rows", RowCall), ("attention", AttentionCall), ("rope", RopeCall)],
 )
 def test_calls_have_the_fields_of_their_structs_in_order(struct: str, call: Any) -> None:
     whole = rf"typedef struct gemmsmith_{struct} \{{(.*?)\}} gemmsmith_{struct};"
@@ -105,6 +107,24 @@ def test_each_field_of_a_row_call_arrives_where_it_belongs(
         f"{value:g}" if isinstance(value, float) else str(value) for value in (*call, 2**40 + 1)
     ]
     assert first.explain(0) == "fine"
+
+
+def test_each_field_of_a_rotary_call_arrives_where_it_belongs(
+    each_launcher: Launcher, tmp_path: Path
+) -> None:
+    library = echo_library(tmp_path / "echo.so", text=ROPE_ECHO)
+    first, second = each_launcher.load_rows(str(library))
+    assert (first.name, first.threads, first.shared_bytes, first.stages) == ("first", 1024, 0, 0)
+    assert (second.threads, second.dependent_launch) == (512, True)
+    big = {name: 2**33 + index for index, name in enumerate(RopeCall._fields)}
+    flags = ("interleaved", "wide_positions", "wide_slots", "wide_frequencies")
+    small: dict[str, Any] = {name: 3 + index for index, name in enumerate(flags)}
+    call = RopeCall(**{**big, **small, "factor": 0.5, "slots": 0})
+    assert second.launch(call, 2**40 + 1) == 7
+    assert second.explain(7).split() == [
+        f"{value:g}" if isinstance(value, float) else str(value) for value in (*call, 2**40 + 1)
+    ]
+    assert [row.threads for row in read_table(library).values()] == [1024, 512]
 
 
 @pytest.mark.parametrize("name", ["pybind11", "ctypes"])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+from emulated import emulated
 from gemmsmith.arch import SM_80, SM_90A, Architecture
 from gemmsmith.launcher import RowCall, RowKernel
 from gemmsmith.launcher.with_ctypes import CtypesLauncher
 from gemmsmith.operands import TORCH_DTYPES
-from gemmsmith.render import include_dirs, render
-from gemmsmith.rowspec import ROW_OPERATIONS, RowOperation, RowSpec, row_specs
-from row_data import cases, check_bits, check_gate, run_case
+from gemmsmith.rowspec import RowOperation, RowSpec
+from row_data import MATRIX_OPERATIONS, cases, check_bits, check_gate, matrix_specs, run_case
 
 pytestmark = pytest.mark.nvcc  # for the toolkit's headers
 
@@ -23,35 +22,11 @@ pytestmark = pytest.mark.nvcc  # for the toolkit's headers
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Architecture, Path]:
     """Libraries of the row kernels of sm_80 and sm_90a as functions of the CPU."""
-    from gemmsmith.toolchain import find_toolchain
-
     folder = tmp_path_factory.mktemp("emulated")
-    toolchain = find_toolchain()
-    includes = (
-        *include_dirs(),
-        Path(__file__).parent,
-        *([toolchain.root / "include"] if toolchain.root else []),
-        *toolchain.include_dirs,
-    )
-    command = [
-        "g++",
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-ffp-contract=off",
-        "-shared",
-        "-fPIC",
-        "-fno-gnu-unique",
-    ]
-    command += [f"-I{folder}" for folder in includes]
-    head = '#include "gemmsmith/abi.h"\n#include "cuda_on_cpu.h"\n'
-    libraries = {}
-    for arch in (SM_80, SM_90A):
-        source = folder / f"{arch.name}.cpp"
-        libraries[arch] = source.with_suffix(".so")
-        source.write_text(head + render(row_specs(arch)).text)
-        subprocess.run([*command, "-o", str(libraries[arch]), str(source)], check=True)
-    return libraries
+    return {
+        arch: emulated(matrix_specs(arch), "gemmsmith_rows", "abi.h", folder)
+        for arch in (SM_80, SM_90A)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +36,12 @@ def kernels(compiled: dict[Architecture, Path]) -> dict[str, RowKernel]:
 
 
 def test_the_library_has_every_kernel(kernels: dict[str, RowKernel]) -> None:
-    assert list(kernels) == [spec.name for spec in row_specs(SM_80)]
+    assert list(kernels) == [spec.name for spec in matrix_specs(SM_80)]
     assert {kernel.threads for kernel in kernels.values()} == {512, 768, 1024}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("operation", ROW_OPERATIONS)
+@pytest.mark.parametrize("operation", MATRIX_OPERATIONS)
 def test_kernels_write_what_torch_computes(
     operation: RowOperation, dtype: torch.dtype, kernels: dict[str, RowKernel]
 ) -> None:
@@ -116,7 +91,7 @@ def test_what_the_table_says_of_dependent_launch_is_how_kernels_are_launched(
     ctypes.c_int.in_dll(state, "emulated_driver").value = driver
     ctypes.c_int.in_dll(state, "emulated_capturing").value = capturing
     assert {kernel.dependent_launch for kernel in kernels} == {arch.dependent_launch}
-    for number, operation in enumerate(ROW_OPERATIONS, start=1):
+    for number, operation in enumerate(MATRIX_OPERATIONS, start=1):
         spec = RowSpec(arch=arch, operation=operation, dtype=TORCH_DTYPES[torch.float16])
         kernel = next(each for each in kernels if each.name == spec.name)
         case = cases(operation)[0]

@@ -12,13 +12,14 @@ from gemmsmith.errors import IllegalKernelError
 from gemmsmith.render import render
 from gemmsmith.rowspec import ROW_OPERATIONS, RowSpec, row_dtypes, row_specs
 from gemmsmith.spec_dict import spec_from_dict, spec_to_dict
+from row_data import matrix_specs
 
 
 def test_names_tell_all_that_a_kernel_is() -> None:
     spec = RowSpec(arch=SM_90A, operation="rms_norm_quantize", dtype=BF16)
     assert spec.name == "rows_rms_norm_quantize_bf16_sm90a"
     every = [spec.name for arch in ARCHITECTURES for spec in row_specs(arch)]
-    assert len(every) == len(set(every)) == 2 * 10 + 5 * 15
+    assert len(every) == len(set(every)) == 2 * 12 + 5 * 18
 
 
 def test_an_architecture_without_bf16_has_no_such_kernels() -> None:
@@ -41,8 +42,8 @@ def test_specs_survive_a_manifest() -> None:
 
 
 def test_the_source_names_each_kernel_and_its_steps() -> None:
-    text = render(row_specs(SM_80)).text
-    for spec in row_specs(SM_80):
+    text = render(matrix_specs(SM_80)).text
+    for spec in matrix_specs(SM_80):
         body = text.split(f"struct {spec.name} {{")[1].split("};")[0]
         element = {"fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float"}[spec.dtype.name]
         assert f"using Element = {element};" in body
@@ -50,6 +51,11 @@ def test_the_source_names_each_kernel_and_its_steps() -> None:
             assert f"{step} = {str(word in spec.operation).lower()};" in body
         assert f'rows::entry<{spec.name}>("{spec.name}"),' in text
     assert "cutlass" not in text
+    rotary = [spec for spec in row_specs(SM_80) if spec.operation == "rope"]
+    text = render(rotary).text
+    assert [spec.name in text for spec in rotary] == [True] * 3
+    assert "struct rows_rope_bf16_sm80 {\n  using Element = __nv_bfloat16;" in text
+    assert "rows.h" not in text
 
 
 @pytest.mark.nvcc
@@ -68,15 +74,16 @@ def test_kernels_compile_without_spills_and_are_found_again(
     for built in report.built:
         card = built.card
         assert card.spill_store_bytes == card.spill_load_bytes == card.stack_bytes == 0, card.name
-        threads = 1024 if "norm" not in card.name else 512 if "fp32" in card.name else 768
+        norm, rope = "norm" in card.name, "rope" in card.name
+        threads = 1024 if not norm else 512 if "fp32" in card.name else 768
         assert (card.threads, card.stages) == (threads, 0)
         assert card.registers * threads <= 65_536
-        assert card.shared_bytes <= 32 * (8 + 4)
+        assert card.shared_bytes <= (2 * 4096 + 16 * 16 if rope else 32 * (8 + 4))
         assert card.tensor_instructions == {}
         early = arch is SM_90A  # each of its functions waits once, before it touches memory
         waits = (card.dependent_launch, card.grid_waits, card.grid_releases)
         assert waits == ((True, 1, 1) if early else (False, 0, 0))
-        assert (card.constant_loads == 0) == early
+        assert (card.constant_loads == 0) == (early or rope)
         assert built.spec.name in load_row_library(built.library)
     assert find_built(specs) == {built.spec: built.library for built in report.built}
     assert all(built.cached for built in build(specs).built)

@@ -84,7 +84,7 @@ def makespan(seconds: Sequence[float], jobs: int) -> float:
 def _headers(spec: AnySpec) -> tuple[str, ...]:
     """What all kernels of a translation unit share."""
     if isinstance(spec, RowSpec):
-        return (spec.arch.suffix, "rows", "")
+        return (spec.arch.suffix, "rows", template_name(spec))
     if isinstance(spec, AttentionSpec):
         return (spec.arch.suffix, "attention", template_name(spec))
     return (spec.arch.suffix, spec.schedule, spec.store)

@@ -26,6 +26,7 @@ from gemmsmith.wgmma import has_rare_width, wgmma
 _TEMPLATES = {"2.x": "gemm_mma_sync.cu.j2", "3.x": "gemm_sm90.cu.j2"}
 _LEAN = "gemm_lean.cu.j2"
 _ROWS = "rows.cu.j2"
+_ROPE = "rope.cu.j2"
 
 _ELEMENTS = {
     "fp16": "cutlass::half_t",
@@ -83,7 +84,7 @@ class RenderedSource:
 def template_name(spec: AnySpec) -> str:
     """Return the file name of the template that renders ``spec``."""
     if isinstance(spec, RowSpec):
-        return _ROWS
+        return _ROPE if spec.operation == "rope" else _ROWS
     if isinstance(spec, AttentionSpec):
         return ATTENTION_TEMPLATES[spec.schedule]
     return _LEAN if spec.schedule == "lean" else _TEMPLATES[spec.arch.api]

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from gemmsmith.errors import ArgumentError
 from gemmsmith.gemm_op import forward_only
+from gemmsmith.rope_call import misfit, rope_call
 from gemmsmith.rope_math import angles, places, rope_frequencies, rotated
 from gemmsmith.rope_shapes import check_dense, check_rope, check_rope_to_cache
-from gemmsmith.row_execute import record
+from gemmsmith.row_execute import record, run_on_cuda, say_once
 
 __all__ = ["rope", "rope_frequencies", "rope_to_cache"]
 
@@ -120,7 +121,12 @@ def _rope(
     attention_factor: float = 1.0,
 ) -> None:
     check_rope(q, k, positions, inv_freq)
-    cosine, sine = angles(positions.expand(q.shape[:-2]), inv_freq, attention_factor)
+    positions = positions.expand(q.shape[:-2])
+    if q.is_cuda and _on_cuda(
+        q, k, positions, inv_freq, interleaved=interleaved, attention_factor=attention_factor
+    ):
+        return
+    cosine, sine = angles(positions, inv_freq, attention_factor)
     for heads in (q, k):
         heads.copy_(rotated(heads, cosine, sine, interleaved))
     record("torch" if q.is_cuda else "cpu")
@@ -143,6 +149,11 @@ def _rope_to_cache(
     tokens = q.shape[:-2]
     positions = positions.expand(tokens)
     slots = None if slots is None else slots.expand(tokens)
+    way: dict[str, Any] = {"interleaved": interleaved, "attention_factor": attention_factor}
+    way |= {"v": v, "k_cache": k_cache, "v_cache": v_cache}
+    way |= {"slots": slots, "block_table": block_table}
+    if q.is_cuda and _on_cuda(q, k, positions, inv_freq, **way):
+        return
     place = places(k_cache, positions, slots, block_table)
     if not q.is_cuda:
         name, given = ("positions", positions) if slots is None else ("slots", slots)
@@ -153,6 +164,27 @@ def _rope_to_cache(
     v_cache[row, slot] = v[place.kept]
     q.copy_(rotated(q, cosine, sine, interleaved))
     record("torch" if q.is_cuda else "cpu")
+
+
+def _on_cuda(q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, **way: Any) -> bool:
+    """Queue the kernel; False where there is none for the call."""
+    caches = (way.get("k_cache"), way.get("v_cache"))
+    if q.numel() == 0:
+        return True
+    reason = misfit((q, k, way.get("v"), *caches), inv_freq)
+    if reason:
+        say_once(f"rope: {reason}")
+        return False
+    table = way.get("block_table")
+    if table is not None:
+        way["block_table"] = table if table.stride(1) == 1 else table.contiguous()
+    call = rope_call(q, k, positions, inv_freq, **way)
+    if not run_on_cuda("rope", q.dtype, call, q.device.index):
+        return False
+    for written in (q, *(caches if caches[0] is not None else (k,))):
+        if not written.is_inference():
+            torch.autograd.graph.increment_version(written)
+    return True
 
 
 def _refuse_beyond(cache: Tensor, name: str, given: Tensor, kept: Tensor) -> None:

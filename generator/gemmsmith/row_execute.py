@@ -11,7 +11,7 @@ from torch import Tensor
 from gemmsmith.arch import architecture_of, parse_architecture
 from gemmsmith.errors import LaunchError, UnknownArchitectureError
 from gemmsmith.launch import current_device, raw_stream
-from gemmsmith.launcher import RowCall, RowKernel
+from gemmsmith.launcher import RopeCall, RowCall, RowKernel
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.rowspec import GATE_KINDS, GateKind, RowOperation, RowSpec, row_dtypes, row_specs
 from gemmsmith.shelf import RowShelf
@@ -36,7 +36,9 @@ def record(name: str) -> None:
     _last = name
 
 
-def run_on_cuda(operation: RowOperation, dtype: torch.dtype, call: RowCall, index: int) -> bool:
+def run_on_cuda(
+    operation: RowOperation, dtype: torch.dtype, call: RowCall | RopeCall, index: int
+) -> bool:
     """Queue ``call`` on the current stream of device ``index``; False where there is no kernel.
 
     Raises:
@@ -44,7 +46,7 @@ def run_on_cuda(operation: RowOperation, dtype: torch.dtype, call: RowCall, inde
     """
     kernel = _kernel(operation, dtype, index)
     if isinstance(kernel, str):
-        _say_once(f"{operation}: {kernel}")
+        say_once(f"{operation}: {kernel}")
         return False
     if index == current_device():
         status = kernel.launch(call, raw_stream(index))
@@ -52,10 +54,8 @@ def run_on_cuda(operation: RowOperation, dtype: torch.dtype, call: RowCall, inde
         with torch.cuda.device(index):
             status = kernel.launch(call, raw_stream(index))
     if status != 0:
-        raise LaunchError(
-            f"{kernel.name}: {kernel.explain(status)} (rows {call.rows}, columns {call.columns},"
-            f" strides x {call.x_stride}, out {call.out_stride})"
-        )
+        values = ", ".join(f"{name} {value}" for name, value in call._asdict().items())
+        raise LaunchError(f"{kernel.name}: {kernel.explain(status)} ({values})")
     record(kernel.name)
     return True
 
@@ -138,5 +138,6 @@ def _kernel(operation: RowOperation, dtype: torch.dtype, index: int) -> RowKerne
 
 
 @cache
-def _say_once(reason: str) -> None:
+def say_once(reason: str) -> None:
+    """Log that torch computes something, and why."""
     _log.warning("torch computes this: %s", reason)

@@ -11,8 +11,9 @@ from gemmsmith.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.spec import KernelSpec
 
-RowOperation = Literal["quantize", "rms_norm", "rms_norm_quantize", "gate", "gate_quantize"]
+RowOperation = Literal["quantize", "rms_norm", "rms_norm_quantize", "gate", "gate_quantize", "rope"]
 ROW_OPERATIONS: tuple[RowOperation, ...] = get_args(RowOperation)
+"""All but ``rope``, whose rows are the heads of a token, take a matrix."""
 
 GateKind = Literal["silu", "gelu", "gelu_tanh"]
 GATE_KINDS: tuple[GateKind, ...] = get_args(GateKind)
@@ -21,7 +22,7 @@ GATE_KINDS: tuple[GateKind, ...] = get_args(GateKind)
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpec:
-    """One kernel that normalises, gates or quantises each row of a matrix, on one architecture.
+    """One kernel that normalises, gates, quantises or rotates each row, on one architecture.
 
     Raises:
         IllegalKernelError: where the architecture does not compute with the type.

@@ -6,7 +6,7 @@ import re
 
 from gemmsmith.render import include_dirs
 
-_HEADERS = ("abi.h", "attention_abi.h")
+_HEADERS = ("abi.h", "attention_abi.h", "rope_abi.h")
 
 
 def abi_header() -> str:

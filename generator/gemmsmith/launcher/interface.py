@@ -122,10 +122,72 @@ class RowCall(NamedTuple):
     """0: all gates, then all factors; 1: 8 gates, 8 factors, 8 gates and so on."""
 
 
-class RowKernel(TableEntry, Protocol):
-    """A loaded row kernel. A status of 0 is success; :meth:`explain` words the others."""
+class RopeCall(NamedTuple):
+    """One launch of a rotary kernel; its fields are those of ``gemmsmith_rope``, in order."""
 
-    def launch(self, call: RowCall, stream: int) -> int:
+    batch: int
+    """Sequences; ``length`` the tokens of each."""
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Elements of a head."""
+    pairs: int
+    """Pairs of them that are turned."""
+    q: int
+    """Address of the queries; the other tensors likewise, 0 for none."""
+    k: int
+    v: int
+    k_cache: int
+    v_cache: int
+    positions: int
+    slots: int
+    frequencies: int
+    table: int
+    q_batch: int
+    """Elements between neighbouring sequences of q; the other strides likewise."""
+    q_token: int
+    q_head: int
+    k_batch: int
+    k_token: int
+    k_head: int
+    v_batch: int
+    v_token: int
+    v_head: int
+    k_page: int
+    k_slot: int
+    k_cache_head: int
+    v_page: int
+    v_slot: int
+    v_cache_head: int
+    positions_batch: int
+    positions_token: int
+    slots_batch: int
+    slots_token: int
+    table_row: int
+    columns: int
+    """Pages of a sequence in the table."""
+    pages: int
+    """Of the cache: sequences, where there is no table; ``page_size`` their capacity then."""
+    page_size: int
+    factor: float
+    """Of cosine and sine."""
+    interleaved: int
+    """0: the partner of i is i + pairs; 1: elements 2 i and 2 i + 1 are partners."""
+    wide_positions: int
+    """1: int64, 0: int32; slots likewise."""
+    wide_slots: int
+    wide_frequencies: int
+    """1: f64, 0: f32."""
+
+
+class RowKernel(TableEntry, Protocol):
+    """A loaded row kernel. A status of 0 is success; :meth:`explain` words the others.
+
+    It takes the call of its operation: ``rope`` another one than the rest.
+    """
+
+    def launch(self, call: RowCall | RopeCall, stream: int) -> int:
         """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
 
     def explain(self, status: int) -> str:

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "call.h"
 #include "gemmsmith/abi.h"
+#include "rope_call.h"
 #include "settled.h"
 
 namespace {
@@ -86,8 +87,25 @@ py::list load(std::string const &path) {
   return wrap<Kernel>(table_of<decltype(gemmsmith_kernels)>(path, "gemmsmith_kernels"));
 }
 
+// Gives the row kernels of a library, of either kind.
 py::list load_rows(std::string const &path) {
+  void *const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle != nullptr && dlsym(handle, "gemmsmith_rope_kernels") != nullptr) {
+    return wrap<RopeKernel>(table_of<decltype(gemmsmith_rope_kernels)>(path, "gemmsmith_rope_kernels"));
+  }
   return wrap<RowKernel>(table_of<decltype(gemmsmith_row_kernels)>(path, "gemmsmith_row_kernels"));
+}
+
+template <class Wrapper>
+void add_row_kernel(py::module_ &module, char const *name) {
+  py::class_<Wrapper>(module, name)
+      .def_property_readonly("name", [](Wrapper const &self) { return std::string(self.entry->name); })
+      .def_property_readonly("threads", [](Wrapper const &self) { return self.entry->threads; })
+      .def_property_readonly("shared_bytes", [](Wrapper const &self) { return self.entry->shared_bytes; })
+      .def_property_readonly("stages", [](Wrapper const &) { return 0; })
+      .def_property_readonly("dependent_launch", [](Wrapper const &self) { return self.entry->dependent_launch != 0; })
+      .def("launch", &Wrapper::launch)
+      .def("explain", [](Wrapper const &self, int32_t status) { return std::string(self.entry->explain(status)); });
 }
 
 py::list load_attention(std::string const &path) {
@@ -116,14 +134,8 @@ PYBIND11_MODULE(gemmsmith_launcher, module) {
       .def("settle", &Settled::settle)
       .def("clear", &Settled::clear)
       .def("__len__", &Settled::size);
-  py::class_<RowKernel>(module, "RowKernel")
-      .def_property_readonly("name", [](RowKernel const &self) { return std::string(self.entry->name); })
-      .def_property_readonly("threads", [](RowKernel const &self) { return self.entry->threads; })
-      .def_property_readonly("shared_bytes", [](RowKernel const &self) { return self.entry->shared_bytes; })
-      .def_property_readonly("stages", [](RowKernel const &) { return 0; })
-      .def_property_readonly("dependent_launch", [](RowKernel const &self) { return self.entry->dependent_launch != 0; })
-      .def("launch", &RowKernel::launch)
-      .def("explain", [](RowKernel const &self, int32_t status) { return std::string(self.entry->explain(status)); });
+  add_row_kernel<RowKernel>(module, "RowKernel");
+  add_row_kernel<RopeKernel>(module, "RopeKernel");
   py::class_<AttentionKernel>(module, "AttentionKernel")
       .def_property_readonly("name", [](AttentionKernel const &self) { return std::string(self.entry->name); })
       .def_property_readonly("threads", [](AttentionKernel const &self) { return self.entry->threads; })

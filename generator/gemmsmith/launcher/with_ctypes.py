@@ -9,7 +9,15 @@ from typing import Any
 
 from gemmsmith.errors import LoadError
 from gemmsmith.launcher.abi import abi_version
-from gemmsmith.launcher.interface import AttentionCall, Call, Host, RowCall, Settled, TableEntry
+from gemmsmith.launcher.interface import (
+    AttentionCall,
+    Call,
+    Host,
+    RopeCall,
+    RowCall,
+    Settled,
+    TableEntry,
+)
 
 
 class _Gemm(ctypes.Structure):
@@ -105,21 +113,39 @@ class _RowEntry(ctypes.Structure):
     )
 
 
+class _Rope(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in RopeCall._fields[:6]),
+        *((name, ctypes.c_void_p) for name in RopeCall._fields[6:15]),
+        *((name, ctypes.c_int64) for name in RopeCall._fields[15:38]),
+        ("factor", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in RopeCall._fields[39:]),
+    )
+
+
+class _RopeEntry(ctypes.Structure):
+    _fields_ = (
+        *_RowEntry._fields_[:4],
+        ("launch", ctypes.CFUNCTYPE(_STATUS, ctypes.POINTER(_Rope), ctypes.c_void_p)),
+        _RowEntry._fields_[5],
+    )
+
+
 class CtypesRowKernel:
     """One row kernel of a loaded library; see :class:`gemmsmith.launcher.RowKernel`."""
 
     stages = 0
 
-    def __init__(self, entry: _RowEntry) -> None:
-        self._entry = entry
+    def __init__(self, entry: _RowEntry | _RopeEntry, fields: type[_Rows] | type[_Rope]) -> None:
+        self._entry, self._fields = entry, fields
         self.name: str = entry.name.decode()
         self.threads: int = entry.threads
         self.shared_bytes: int = entry.shared_bytes
         self.dependent_launch = bool(entry.dependent_launch)
 
-    def launch(self, call: RowCall, stream: int) -> int:
+    def launch(self, call: RowCall | RopeCall, stream: int) -> int:
         """Queue the kernel on ``stream`` (a cudaStream_t) and return the status."""
-        return int(self._entry.launch(ctypes.byref(_Rows(*call)), stream))
+        return int(self._entry.launch(ctypes.byref(self._fields(*call)), stream))
 
     def explain(self, status: int) -> str:
         """Return ``status`` in words."""
@@ -217,8 +243,12 @@ class CtypesLauncher:
         Raises:
             OSError, RuntimeError: where it cannot be loaded or has none.
         """
-        table, count = _table(_library(path), "gemmsmith_row_kernels", _RowEntry)
-        return [CtypesRowKernel(table[index]) for index in range(count)]
+        library = _library(path)
+        if hasattr(library, "gemmsmith_rope_kernels"):
+            table, count = _table(library, "gemmsmith_rope_kernels", _RopeEntry)
+            return [CtypesRowKernel(table[index], _Rope) for index in range(count)]
+        table, count = _table(library, "gemmsmith_row_kernels", _RowEntry)
+        return [CtypesRowKernel(table[index], _Rows) for index in range(count)]
 
     def load_attention(self, path: str) -> Sequence[CtypesAttentionKernel]:
         """Return the attention kernels of the library at ``path``.
@@ -240,7 +270,8 @@ def read_table(file: Path) -> Mapping[str, TableEntry]:
     kernels: Sequence[TableEntry]
     try:
         library = _library(path)
-        if hasattr(library, "gemmsmith_row_kernels"):
+        rows = ("gemmsmith_row_kernels", "gemmsmith_rope_kernels")
+        if any(hasattr(library, table) for table in rows):
             kernels = launcher.load_rows(path)
         elif hasattr(library, "gemmsmith_attention_kernels"):
             kernels = launcher.load_attention(path)
