@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.attn.rules import padded_head
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.dependency import GridDependency, dependency_fault, read_dependency, weakest
 from gemmsmith.errors import CompileError
@@ -248,7 +247,7 @@ def objection(spec: AnySpec, card: Card) -> str | None:
 def _wrong_width(spec: AttentionSpec, card: Card) -> str | None:
     if spec.schedule not in ("pingpong", "cooperative"):
         return None
-    wanted = {spec.tile.key, padded_head(spec.head_dim)}
+    wanted = {spec.tile.key, spec.head_dim}
     matches = [_WIDTH.match(name) for name in card.tensor_instructions]
     widths = {int(match[1]) for match in matches if match}
     if widths != wanted:

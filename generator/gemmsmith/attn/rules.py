@@ -23,8 +23,8 @@ _BARRIER_BYTES = 1024
 
 
 def padded_head(head_dim: int) -> int:
-    """Return the columns of a head in shared memory: 80 would halve the widest swizzle left."""
-    return 96 if head_dim == 80 else head_dim
+    """Return the columns of a head in shared memory: rows of 128 bytes, the widest swizzle."""
+    return -(-head_dim // 64) * 64
 
 
 def shared_bytes(spec: AttentionSpec) -> int:
@@ -35,7 +35,7 @@ def shared_bytes(spec: AttentionSpec) -> int:
 
 def registers(spec: AttentionSpec) -> int:
     """Return the registers that sums, scores and probabilities take of a thread."""
-    return padded_head(spec.head_dim) // 2 + spec.tile.key // 2 + spec.tile.key // 4
+    return spec.head_dim // 2 + spec.tile.key // 2 + spec.tile.key // 4
 
 
 def objections(spec: AttentionSpec) -> Iterator[Objection]:

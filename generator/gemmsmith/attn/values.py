@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmsmith.attn.rules import padded_head
 from gemmsmith.attn.spec import AttentionSchedule, AttentionSpec
 
 TEMPLATES: dict[AttentionSchedule, str] = {
@@ -14,14 +13,7 @@ TEMPLATES: dict[AttentionSchedule, str] = {
 """By schedule: the template of its kernels."""
 
 _ELEMENTS = {"fp16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t"}
-
-
-def has_rare_width(spec: AttentionSpec) -> bool:
-    """Return whether a product of ``spec`` is of a width that CUTLASS declares on request only."""
-    if spec.schedule not in ("pingpong", "cooperative"):
-        return False
-    common = (8, 16, 32, 64, 96, 128, 192, 256)
-    return spec.tile.key not in common or padded_head(spec.head_dim) not in common
+_SHORT = {"fp16": "f16", "bf16": "bf16"}
 
 
 def attention_values(spec: AttentionSpec) -> dict[str, Any]:
@@ -30,7 +22,7 @@ def attention_values(spec: AttentionSpec) -> dict[str, Any]:
         "name": spec.name,
         "element": _ELEMENTS[spec.dtype.name],
         "head_dim": spec.head_dim,
-        "padded_head": padded_head(spec.head_dim),
+        "short": _SHORT[spec.dtype.name],
         "tile": spec.tile,
         "stages": spec.stages,
         "in_turns": "true" if spec.schedule == "pingpong" else "false",
