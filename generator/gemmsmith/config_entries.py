@@ -18,7 +18,8 @@ from gemmsmith.errors import Problem
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
 
 
-def _files(path: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
+    """Return the YAML file ``path``, or those of the folder."""
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml"))
@@ -29,7 +30,7 @@ def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
 
     A kernel whose keys are wrong is among the problems and not among the entries.
     """
-    files = _files(path)
+    files = files_of(path)
     if not files:
         return [], [Problem(file=str(path), line=0, message="the folder holds no .yaml file")]
     entries: list[Entry] = []
@@ -56,6 +57,9 @@ def _read_file(document: Document) -> tuple[list[Entry], list[Problem]]:
     except ValidationError as error:
         errors = error.errors()
     problems += sentences(errors, document)
+    if not {"families", "attention"} & set(data):
+        message = f"key 'families' is missing; for example {EXAMPLES['families']}"
+        problems.append(Problem(file=document.file, line=document.line(()), message=message))
     families = data.get("families")
     blocks = families if isinstance(families, list) else []
     problems += _same_names(document, blocks)

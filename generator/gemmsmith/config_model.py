@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from gemmsmith.arch import ARCHITECTURES, Architecture, Schedule, Store, parse_architecture
+from gemmsmith.attn.spec import AttentionSchedule
 from gemmsmith.dtypes import DTYPE_WORDS, DType, parse_dtype
 from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.spec import Activation, Gate, Layout, Scheduler
@@ -74,6 +75,14 @@ def _flat(cluster: tuple[int, ...]) -> tuple[int, ...]:
         text = f"has {cluster[2]} along its third axis; D has rows and columns only: write [m, n]"
         raise PydanticCustomError("sentence", "{text}", {"text": text})
     return cluster
+
+
+def _two_numbers(value: object) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(type(number) is int for number in value)
+    if not isinstance(value, list) or not whole or len(value) != 2:
+        text = f"{value!r} is not [queries, keys]; write tile: [128, 128]"
+        raise PydanticCustomError("sentence", "{text}", {"text": text})
+    return tuple(value)
 
 
 def _one_block_each(value: object) -> object:
@@ -254,11 +263,55 @@ class FamilyKeys(KernelKeys):
     """The kernels, each with the keys in which it differs; without them: one kernel."""
 
 
-class FileKeys(_Block):
-    """A file of kernel families."""
+class AttentionKeys(_Block):
+    """One attention kernel: each key replaces the same key of its family."""
 
-    families: Annotated[tuple[FamilyKeys, ...], Field(min_length=1, strict=False)]
-    """The families, one list entry each."""
+    arch: Annotated[
+        tuple[ArchWord, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Architecture, or a list of them."""
+    dtype: Annotated[
+        tuple[DTypeWord, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Element type of q, k, v and the result, or a list of them: bf16, fp16."""
+    head_dim: Annotated[
+        tuple[int, ...],
+        BeforeValidator(_listed),
+        _OneOrList(),
+        Field(min_length=1, strict=False),
+    ] = ()
+    """Size of a head, or a list of them: 64, 80, 96, 128, 256. Smaller heads run padded."""
+    tile: Annotated[tuple[int, ...], BeforeValidator(_two_numbers)] | None = None
+    """Tile of one block: queries and keys, for example [128, 128]."""
+    stages: int = 2
+    """Buffers for tiles of keys, and as many for values; 2 where not given."""
+    schedule: AttentionSchedule = "pingpong"
+    """pingpong: the warpgroups of a block multiply in turns, and one's softmax runs beside
+    another's products; cooperative: each as it comes (sm_90a)."""
+
+
+class AttentionFamilyKeys(AttentionKeys):
+    """Attention kernels that share most of their keys."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the family, once in a file."""
+    kernels: Annotated[tuple[AttentionKeys, ...], Field(min_length=1, strict=False)] | None = None
+    """The kernels, each with the keys in which it differs; without them: one kernel."""
+
+
+class FileKeys(_Block):
+    """A file of kernel families: of GEMMs, of attention or of both."""
+
+    families: Annotated[tuple[FamilyKeys, ...], Field(min_length=1, strict=False)] = ()
+    """The families of GEMMs, one list entry each."""
+    attention: Annotated[tuple[AttentionFamilyKeys, ...], Field(min_length=1, strict=False)] = ()
+    """The families of attention kernels, one list entry each."""
 
 
 def schema() -> dict[str, Any]:

@@ -10,10 +10,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from gemmsmith.arch import ARCHITECTURES
+from gemmsmith.attn.spec import ATTENTION_SCHEDULES
 from gemmsmith.config_model import (
     WORDS,
     AlignmentKeys,
     ArchKeys,
+    AttentionFamilyKeys,
+    AttentionKeys,
     DTypes,
     EpilogueKeys,
     FamilyKeys,
@@ -33,7 +36,7 @@ _OTHER_NAMES = {
     "kernel": "kernels",
     "c": "d",
 }
-_LISTS = ("families", "kernels", "entries", "timings")
+_LISTS = ("families", "attention", "kernels", "entries", "timings")
 EXAMPLES = {
     "tile": "tile: [128, 128, 64]",
     "warp": "warp: [64, 64, 32]",
@@ -45,6 +48,8 @@ EXAMPLES = {
     "alignment": "alignment: {a: 8, b: 8, d: 8}",
     "stages": "stages: auto, or a number such as stages: 3",
     "families": "families: followed by entries that begin with '- name:'",
+    "attention": "attention: followed by entries that begin with '- name:'",
+    "head_dim": "head_dim: 128",
     "kernels": "kernels: followed by entries such as '- {tile: [128, 128, 64]}'",
     "per_arch": "per_arch: {sm_90a: {cluster: [2, 1]}}",
 }
@@ -61,6 +66,7 @@ _FILE: Models = {
     "epilogue": EpilogueKeys,
     "alignment": AlignmentKeys,
 }
+_ATTENTION: Models = {"": FileKeys, "attention": AttentionFamilyKeys, "kernels": AttentionKeys}
 
 
 def sentences(
@@ -84,8 +90,12 @@ def sentences(
         yield Problem(
             file=document.file,
             line=document.line(place),
-            message=f"{_spelt(shown)}{_sentence(error, models)}",
+            message=f"{_spelt(shown)}{_sentence(error, _models_at(where, models))}",
         )
+
+
+def _models_at(where: KeyPath, models: Models) -> Models:
+    return _ATTENTION if models is _FILE and where[:1] == ("attention",) else models
 
 
 def nearest(word: str, legal: Iterable[str]) -> str:
@@ -120,7 +130,8 @@ def _sentence(error: Mapping[str, Any], models: Models) -> str:
     if kind == "dtype":
         return _unknown_dtype(str(found))
     if kind == "literal_error":
-        return _unknown_word(found, WORDS[key], key)
+        legal = ATTENTION_SCHEDULES if models is _ATTENTION else WORDS[key]
+        return _unknown_word(found, legal, key)
     if kind == "string_type":
         return _no_text(found)
     if kind == "bool_type":

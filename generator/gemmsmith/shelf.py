@@ -40,6 +40,11 @@ class _Shelf(ABC, Generic[SpecT, Loaded]):
         self._looked = False
         self._lock = threading.Lock()
 
+    @property
+    def specs(self) -> tuple[SpecT, ...]:
+        """The kernels in question, loaded or not."""
+        return self._specs
+
     def kernels(self) -> Mapping[SpecT, Loaded]:
         """Return what is loaded; the same kernels until :meth:`look_again`.
 

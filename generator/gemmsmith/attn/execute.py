@@ -5,29 +5,182 @@ from __future__ import annotations
 import logging
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from gemmsmith import direct
+from gemmsmith.arch import architecture_of
 from gemmsmith.attn.arguments import Attention, PackedAttention
+from gemmsmith.attn.choose import AttentionProblem
+from gemmsmith.attn.kernels import default_attention_kernels, plan_of
 from gemmsmith.attn.with_torch import attend, attend_packed
 from gemmsmith.choose import Tuning
-from gemmsmith.launch import LaunchRecord
+from gemmsmith.errors import LaunchError, UnknownArchitectureError
+from gemmsmith.launch import LaunchRecord, current_device, raw_stream
+from gemmsmith.launcher import AttentionCall, AttentionKernel
+from gemmsmith.operands import TORCH_DTYPES
 
 _log = logging.getLogger(__name__)
 
 
 def run(call: Attention | PackedAttention, out: Tensor) -> None:
-    """Write the result of a checked call to ``out``, and note what ran."""
+    """Write the result of a checked call to ``out``, and note what ran.
+
+    Raises:
+        LaunchError: where CUDA refuses.
+    """
     if out.numel() == 0:
         _record("none", "the output is empty")
     elif not out.is_cuda:
         _in_torch(call, out)
         _record("cpu", "the tensors are on the CPU")
+    elif out.get_device() == current_device():
+        _on_gpu(call, out)
     else:
-        reason = "there is no attention kernel for this GPU"
-        _say_once(reason)
+        with torch.cuda.device(out.device):
+            _on_gpu(call, out)
+
+
+def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
+    index = out.get_device()
+    found = _planned(call, out, index)
+    if isinstance(found, str):
+        _say_once(found)
         _in_torch(call, out)
-        _record("torch", reason)
+        _record("torch", found)
+        return
+    launch_attention(*found, out.device)
+    _record(found[0].name)
+
+
+def launch_attention(kernel: AttentionKernel, filled: AttentionCall, device: torch.device) -> None:
+    """Queue ``kernel`` on the current stream of ``device``, which is the current one.
+
+    Raises:
+        LaunchError: where the kernel or CUDA refuses.
+    """
+    index = filled.device
+    status, size, counters = kernel.needs(filled)
+    _check(kernel, status, filled)
+    workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
+    if counters:
+        filled = filled._replace(counters=_zeros(index, raw_stream(index), counters).data_ptr())
+    address = 0 if workspace is None else workspace.data_ptr()
+    _check(kernel, kernel.launch(filled, address, raw_stream(index)), filled)
+
+
+def _planned(
+    call: Attention | PackedAttention, out: Tensor, index: int
+) -> tuple[AttentionKernel, AttentionCall] | str:
+    """Return the kernel and its call, or why torch has to take it."""
+    if isinstance(call, Attention) and call.mask is not None:
+        return "a mask has no kernel"
+    if call.q.dtype == torch.float32:
+        return "float32 inputs have no kernel"
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", out)):
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            return f"the elements of a head of {name} are not next to each other"
+    properties = torch.cuda.get_device_properties(index)
+    try:
+        arch = architecture_of((properties.major, properties.minor))
+    except UnknownArchitectureError as error:
+        return str(error)
+    filled = attention_call(call, out, index, properties.multi_processor_count)
+    shelf = default_attention_kernels(arch.name)
+    kernel = plan_of(shelf, problem_of(call), filled)
+    return kernel if isinstance(kernel, str) else (kernel, filled)
+
+
+def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
+    """Return what a checked call asks of a kernel."""
+    dense = isinstance(call, Attention)
+    return AttentionProblem(
+        dtype=TORCH_DTYPES[call.q.dtype],
+        batch=call.q.shape[0] if isinstance(call, Attention) else call.cu_q.shape[0] - 1,
+        queries=call.q.shape[1] if isinstance(call, Attention) else call.max_q,
+        keys=call.key_length if isinstance(call, Attention) else call.max_k,
+        heads=call.q.shape[-2],
+        kv_heads=call.k.shape[-2],
+        head_dim=call.q.shape[-1],
+        causal=call.causal,
+        window=call.window or 0,
+        paged=isinstance(call, Attention) and call.block_table is not None,
+        packed=not dense,
+    )
+
+
+def attention_call(
+    call: Attention | PackedAttention, out: Tensor, index: int, sm_count: int
+) -> AttentionCall:
+    """Return a checked call as the C interface takes it."""
+    problem = problem_of(call)
+    q, k, v = call.q, call.k, call.v
+    packed, paged = problem.packed, problem.paged
+    lengths = table = cu_q = cu_k = None
+    if isinstance(call, Attention):
+        lengths, table = call.lengths, call.block_table
+    else:
+        cu_q, cu_k = call.cu_q.contiguous(), call.cu_k.contiguous()
+    if lengths is not None:
+        lengths = lengths.contiguous()
+    if table is not None and table.stride(-1) != 1:
+        table = table.contiguous()
+    return AttentionCall(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        out=out.data_ptr(),
+        lengths=_address(lengths),
+        cu_q=_address(cu_q),
+        cu_k=_address(cu_k),
+        block_table=_address(table),
+        batch=problem.batch,
+        queries=problem.queries,
+        keys=problem.keys,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        head_dim=problem.head_dim,
+        tokens_q=q.shape[0] if packed else 0,
+        tokens_k=k.shape[0] if packed else 0,
+        q_batch=0 if packed else q.stride(0),
+        q_row=q.stride(-3),
+        q_head=q.stride(-2),
+        k_batch=0 if packed else k.stride(0),
+        k_row=k.stride(-3),
+        k_head=k.stride(-2),
+        v_batch=0 if packed else v.stride(0),
+        v_row=v.stride(-3),
+        v_head=v.stride(-2),
+        out_batch=0 if packed else out.stride(0),
+        out_row=out.stride(-3),
+        out_head=out.stride(-2),
+        pages=k.shape[0] if paged else 0,
+        page_size=k.shape[1] if paged else 0,
+        table_stride=0 if table is None else table.stride(0),
+        scale=call.true_scale,
+        softcap=call.softcap or 0.0,
+        causal=int(call.causal),
+        window=problem.window,
+        splits=0,
+        device=index,
+        sm_count=sm_count,
+        counters=0,
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+@cache
+def _zeros(index: int, stream: int, count: int) -> Tensor:
+    """Return counters that the kernels of one stream leave as they found them: zero."""
+    return torch.zeros(count, dtype=torch.int32, device=f"cuda:{index}")
+
+
+def _check(kernel: AttentionKernel, status: int, call: AttentionCall) -> None:
+    if status != 0:
+        raise LaunchError(f"{kernel.name}: {kernel.explain(status)} ({call})")
 
 
 def _in_torch(call: Attention | PackedAttention, out: Tensor) -> None:

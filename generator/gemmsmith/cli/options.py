@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from gemmsmith.attn.spec import AttentionSpec
     from gemmsmith.cache import CachedKernel
     from gemmsmith.rowspec import AnySpec, SpecT
     from gemmsmith.spec import KernelSpec
@@ -99,20 +100,39 @@ def specs_of(
     return tuple(_named(specs, name) for name in names) if names else specs
 
 
+def attention_of(path: Path | None, archs: Sequence[str] | None) -> tuple[AttentionSpec, ...]:
+    """Return the attention kernels that a verb is about; none where ``path`` is a bundle.
+
+    Raises:
+        ConfigError: where the files cannot be used.
+    """
+    from gemmsmith.attn.config import load_attention
+    from gemmsmith.bundle import is_bundle
+
+    if path is not None and is_bundle(path):
+        return ()
+    return load_attention(source_of(path), arch=architectures(archs))
+
+
 def all_specs_of(
     path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
 ) -> tuple[AnySpec, ...]:
-    """Return the kernels of :func:`specs_of`; of the default ones the row kernels too.
+    """Return the kernels of :func:`specs_of` and those of attention, of the default ones row
+    kernels too.
 
     Raises:
         ConfigError, NoKernelError, BundleError: as :func:`specs_of` does.
     """
+    from gemmsmith.attn.config import attention_alone
     from gemmsmith.rowspec import row_specs
 
-    specs: tuple[AnySpec, ...] = specs_of(path, archs)
+    attention = attention_of(path, archs)
+    alone = bool(attention) and attention_alone(source_of(path))
+    specs: tuple[AnySpec, ...] = () if alone else specs_of(path, archs)
     if path is None:
         for arch in dict.fromkeys(spec.arch for spec in specs):
             specs += row_specs(arch)
+    specs += attention
     return tuple(_named(specs, name) for name in names) if names else specs
 
 

@@ -1,0 +1,73 @@
+"""Which attention kernel takes a call, by rules that measurements on an H200 gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemmsmith.attn.spec import AttentionSpec
+from gemmsmith.dtypes import DType
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProblem:
+    """What a call asks of a kernel: sizes and what is where, no addresses."""
+
+    dtype: DType
+    batch: int
+    queries: int
+    """Queries of the longest sequence."""
+    keys: int
+    """Keys of the longest sequence."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int
+    """0 for none."""
+    paged: bool
+    """Whether keys are found through a block table."""
+    packed: bool
+    """Whether sequences are packed one after the other."""
+
+
+def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
+    """Return why a kernel cannot take the call; empty where it can, as far as sizes tell."""
+    if spec.dtype != problem.dtype:
+        return f"{spec.name} takes {spec.dtype.name}, the call has {problem.dtype.name}"
+    if problem.head_dim > spec.head_dim:
+        return f"{spec.name} takes heads up to {spec.head_dim}, the call has {problem.head_dim}"
+    if problem.head_dim % 8:
+        return f"head_dim {problem.head_dim} is no multiple of 8, which 16-byte copies need"
+    if problem.paged:
+        return f"{spec.name} does not read a block table"
+    if problem.keys == 0:
+        return "there are no keys"
+    return ""
+
+
+def ranked(
+    specs: Sequence[AttentionSpec], problem: AttentionProblem, sms: int
+) -> Sequence[AttentionSpec]:
+    """Return the kernels that fit, the one that should be fastest first."""
+    fitting = [spec for spec in specs if not misfit(spec, problem)]
+    least = min((spec.head_dim for spec in fitting), default=0)
+    near = [spec for spec in fitting if spec.head_dim == least]
+    return sorted(near, key=lambda spec: _cost(spec, problem, sms))
+
+
+def _cost(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
+    """Return the work of the busiest multiprocessor, in scores, over the speed of its tile."""
+    tiles = -(-problem.queries // spec.tile.query)
+    total = tiles * problem.heads * problem.batch
+    rounds = -(-total // sms)
+    most = float(problem.keys)
+    if problem.window:
+        most = min(most, problem.window + spec.tile.query)
+    if problem.causal and not problem.window:
+        # tiles of different lengths are dealt so that all get about the same
+        most = max(problem.keys * (tiles + 1) / (2 * tiles), problem.keys / rounds)
+    if problem.causal:
+        most += spec.tile.key / 2  # half of a tile on the diagonal is for nothing
+    per_key = spec.tile.query * (1 + 8 / spec.tile.key) * (1 + 16 / spec.tile.query)
+    return rounds * most * per_key

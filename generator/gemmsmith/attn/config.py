@@ -1,0 +1,181 @@
+"""The attention kernels that configuration files ask for, each with its place in the file."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.attn.spec import AttentionSpec, AttentionTile
+from gemmsmith.config_entries import files_of
+from gemmsmith.config_model import AttentionFamilyKeys, AttentionKeys, FileKeys
+from gemmsmith.config_problems import EXAMPLES, sentences
+from gemmsmith.dtypes import DType
+from gemmsmith.errors import ConfigError, IllegalKernelError, Objection, Problem
+from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionEntry:
+    """One attention kernel that a file asks for: its spec, or why it cannot exist."""
+
+    file: str
+    """Path of the file as the user gave it."""
+    line: int
+    """1-based line of the kernel's entry."""
+    family: str
+    """Name of the family."""
+    title: str
+    """Architecture, element type, head size and tile in words; legal or not."""
+    arch: Architecture
+    """The architecture asked for."""
+    spec: AttentionSpec | None
+    """The kernel; None where it is illegal."""
+    objections: tuple[Objection, ...] = ()
+    """The rules that it breaks; empty for a legal kernel."""
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The objections with file, line, family and kernel."""
+        return tuple(
+            Problem(
+                file=self.file,
+                line=self.line,
+                message=f"family {self.family!r}, kernel on line {self.line} ({self.title}):"
+                f" {objection}",
+            )
+            for objection in self.objections
+        )
+
+
+def load_attention(
+    path: Path | str, *, arch: Sequence[str] | None = None
+) -> tuple[AttentionSpec, ...]:
+    """Return the attention kernels of a YAML file, or of all in a folder, in their order.
+
+    None at all is no mistake. ``arch`` keeps those of these architectures only. A kernel asked for
+    twice is returned once, with a warning.
+
+    Raises:
+        ConfigError: with every problem of every file.
+        UnknownArchitectureError: where a word of ``arch`` names no architecture.
+    """
+    wanted = None if arch is None else [parse_architecture(word) for word in arch]
+    first: dict[AttentionSpec, AttentionEntry] = {}
+    entries = inspect_attention(path)
+    problems = [problem for entry in entries for problem in entry.problems]
+    if problems:
+        raise ConfigError(problems)
+    for entry in entries:
+        assert entry.spec is not None, "illegal kernels have problems"
+        earlier = first.setdefault(entry.spec, entry)
+        if earlier is not entry:
+            warnings.warn(
+                f"{entry.file}:{entry.line}: {entry.spec.name} is already asked for at"
+                f" {earlier.file}:{earlier.line}; it is built once",
+                stacklevel=2,
+            )
+    return tuple(spec for spec in first if wanted is None or spec.arch in wanted)
+
+
+def attention_alone(path: Path | str) -> bool:
+    """Return whether the file, or each of the folder, asks for attention kernels and no others."""
+    contents = [read_yaml(file).data for file in files_of(Path(path))]
+    return all(isinstance(data, dict) and set(data) == {"attention"} for data in contents)
+
+
+def inspect_attention(path: Path | str) -> tuple[AttentionEntry, ...]:
+    """Return every attention kernel that a file or folder asks for, legal or not.
+
+    Raises:
+        ConfigError: where a file cannot be read as families; legality is not judged here.
+    """
+    found: list[AttentionEntry | Problem] = []
+    for file in files_of(Path(path)):
+        document = read_yaml(file)
+        found += document.problems
+        data = document.data
+        if isinstance(data, dict) and "attention" in data:
+            found += _read(document, {"attention": data["attention"]})
+    problems = [result for result in found if isinstance(result, Problem)]
+    if problems:
+        raise ConfigError(problems)
+    return tuple(result for result in found if isinstance(result, AttentionEntry))
+
+
+def _read(document: Document, data: dict[str, object]) -> Iterator[AttentionEntry | Problem]:
+    try:
+        families = FileKeys.model_validate(data).attention
+    except ValidationError as error:
+        yield from sentences(error.errors(), document)
+        return
+    first: dict[str, int] = {}
+    for place, family in enumerate(families):
+        path: KeyPath = ("attention", place)
+        line = document.line((*path, "name"))
+        if family.name in first:
+            message = (
+                f"two families are named {family.name!r}, on line {first[family.name]} and on line"
+                f" {line}; rename one"
+            )
+            yield Problem(file=document.file, line=line, message=message)
+        first.setdefault(family.name, line)
+        if family.kernels is None:
+            yield from _crossed(document, family, family, path)
+            continue
+        for at, kernel in enumerate(family.kernels):
+            yield from _crossed(document, family, kernel, (*path, "kernels", at))
+
+
+def _crossed(
+    document: Document, family: AttentionFamilyKeys, kernel: AttentionKeys, path: KeyPath
+) -> Iterator[AttentionEntry | Problem]:
+    """Yield one entry for each architecture, element type and head size of a kernel."""
+    given = {
+        key: getattr(block, key)
+        for block in (family, kernel)
+        for key in block.model_fields_set
+        if key in AttentionKeys.model_fields
+    }
+    keys = AttentionKeys.model_construct(**given)
+    line = document.line(path)
+    missing = [key for key in ("arch", "dtype", "head_dim", "tile") if not getattr(keys, key)]
+    for key in missing:
+        example = "tile: [128, 128]" if key == "tile" else EXAMPLES[key]
+        message = f"family {family.name!r}: key {key!r} is missing, here and in the family"
+        message += f"; for example {example}"
+        yield Problem(file=document.file, line=line, message=message)
+    if missing or keys.tile is None:
+        return
+    for arch, dtype, head_dim in itertools.product(keys.arch, keys.dtype, keys.head_dim):
+        spec = _judged(keys, arch, dtype, head_dim, AttentionTile(*keys.tile))
+        yield AttentionEntry(
+            file=document.file,
+            line=line,
+            family=family.name,
+            title=f"{arch.name} {dtype} head_dim {head_dim} {AttentionTile(*keys.tile)}",
+            arch=arch,
+            spec=spec if isinstance(spec, AttentionSpec) else None,
+            objections=() if isinstance(spec, AttentionSpec) else spec,
+        )
+
+
+def _judged(
+    keys: AttentionKeys, arch: Architecture, dtype: DType, head_dim: int, tile: AttentionTile
+) -> AttentionSpec | tuple[Objection, ...]:
+    try:
+        return AttentionSpec(
+            arch=arch,
+            dtype=dtype,
+            head_dim=head_dim,
+            tile=tile,
+            schedule=keys.schedule,
+            stages=keys.stages,
+        )
+    except IllegalKernelError as error:
+        return error.objections
