@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gemmsmith import conversion, nn
+from gemmsmith import conversion_fit, nn
 from gemmsmith.arch import ARCHITECTURES, SM_90A, Architecture
 from gemmsmith.conversion import convert
 from gemmsmith.dtypes import BF16
@@ -135,7 +135,7 @@ def test_without_given_kernels_those_of_this_machine_decide(
 ) -> None:
     """Of a model that is on no GPU yet; any architecture's where this machine has no known GPU."""
     here = () if capability is None else (SimpleNamespace(capability=capability),)
-    monkeypatch.setattr(conversion, "devices", lambda: here)
+    monkeypatch.setattr(conversion_fit, "devices", lambda: here)
     assert [layer.name for layer in convert(odd_sizes()).left] == left
 
 
@@ -143,7 +143,7 @@ def test_a_driver_that_does_not_answer_is_no_hindrance(monkeypatch: pytest.Monke
     def silent() -> None:
         raise NoDeviceError("the NVIDIA driver does not answer")
 
-    monkeypatch.setattr(conversion, "devices", silent)
+    monkeypatch.setattr(conversion_fit, "devices", silent)
     assert convert(odd_sizes()).left == ()
 
 

@@ -67,7 +67,7 @@ def test_generate() -> None:
     out = run("generate.py", "The capital of France is", "--tokens", "4", "--compare")
     assert "100.0% of the linear FLOPs" in out
     assert out.count("The capital of France is Paris") == 2
-    assert f"{4 * 211:>8} × " in out
+    assert f"{4 * 121:>8} × " in out
 
 
 def test_int8_model() -> None:

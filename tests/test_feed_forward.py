@@ -124,7 +124,7 @@ def test_the_reason_for_two_kernels_names_architecture_and_types(
     from gemmsmith.nn import feed_forward
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    why = feed_forward._why_apart.__wrapped__
+    why = feed_forward.why_apart.__wrapped__
     device = torch.device("cuda", 0)
     reason = why(device, BF16, True, 192, 64, False, "silu")
     assert reason.startswith("sm_80: ")

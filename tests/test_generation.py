@@ -80,13 +80,14 @@ def test_first_difference() -> None:
     assert first_difference(first, shorter) is None
 
 
-def test_counting_kernels_names_what_ran() -> None:
+@pytest.mark.parametrize(("blocks", "products"), [(True, 4), (False, 7)])
+def test_counting_kernels_names_what_ran(blocks: bool, products: int) -> None:
     model = tiny(eos_token_id=None)
-    convert(model)
+    convert(model, blocks=blocks)
     with count_kernels(model) as counts:
         greedy(model, Words(), "1 2", 3)
     record = last_kernel()
     assert record is not None
-    assert counts == {record.name: 3 * (2 * 7 + 1)}  # calls, layers x linears, head
+    assert counts == {record.name: 3 * (2 * products + 1)}  # calls, layers x products, head
     greedy(model, Words(), "1 2", 1)
-    assert sum(counts.values()) == 45
+    assert sum(counts.values()) == 3 * (2 * products + 1)

@@ -43,7 +43,7 @@ def models() -> Models:
         in_fp32=copy.deepcopy(original).float(),
         original=original,
         converted=converted,
-        report=convert(converted),
+        report=convert(converted, blocks=False),
         tokenizer=tokenizer,
     )
 

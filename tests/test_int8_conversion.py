@@ -223,7 +223,7 @@ def test_a_slower_layer_stays_and_says_its_times(monkeypatch: pytest.MonkeyPatch
         slow = before.in_features == 32
         return tuple(Timing(tokens=m, before_us=4.0, after_us=8.0 if slow else 2.0) for m in tokens)
 
-    monkeypatch.setattr("gemmsmith.conversion.measure_times", times)
+    monkeypatch.setattr("gemmsmith.conversion_int8.measure_times", times)
 
     def model() -> torch.nn.Module:
         sizes = ((64, 32), (32, 16), (16, 64), (64, 32))

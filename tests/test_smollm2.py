@@ -15,6 +15,7 @@ import torch
 from gemmsmith import smollm2
 from gemmsmith.conversion import convert
 from gemmsmith.errors import CacheError
+from gemmsmith.generation import first_difference, greedy
 from model_noise import measure
 
 try:
@@ -22,6 +23,7 @@ try:
     ABSENT = ""
 except smollm2.ModelFileError as error:
     ABSENT = str(error)
+PROMPTS = ("The three laws of motion are", "Once upon")
 with_model = pytest.mark.skipif(bool(ABSENT), reason=ABSENT)
 
 
@@ -124,13 +126,53 @@ def test_it_knows_something(loaded: tuple[Any, Any]) -> None:
 
 
 @with_model
-def test_the_cpu_path_stays_within_bf16_noise(loaded: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("blocks", [True, False])
+def test_the_cpu_path_stays_within_bf16_noise(loaded: tuple[Any, Any], blocks: bool) -> None:
     original, tokenizer = loaded
     converted = copy.deepcopy(original)
-    assert convert(converted).converted_flops_share == 1
+    report = convert(converted, blocks=blocks)
+    assert report.converted_flops_share == 1
+    assert len(report.blocks) == (60 if blocks else 0)
     text = "Tensor cores multiply small matrices and add the product to a third one."
     ids = tokenizer(text, return_tensors="pt").input_ids
     measure(copy.deepcopy(original).float(), original, converted, ids).check()
+
+
+@with_model
+def test_with_blocks_it_writes_the_same_text(loaded: tuple[Any, Any]) -> None:
+    """Alone and, padded on the left, beside a shorter prompt; a text that parts was undecided."""
+    original, tokenizer = loaded
+    converted = copy.deepcopy(original)
+    convert(converted)
+    exact = copy.deepcopy(original).float()
+    before, after = (greedy(each, tokenizer, PROMPTS[0], 24) for each in (original, converted))
+    given = tokenizer(PROMPTS[0], return_tensors="pt").input_ids[0]
+    noise = measure(exact, original, converted, torch.cat((given, before.ids))[None])
+    difference = first_difference(before, after)
+    print(f"\n{noise}\n  24 tokens: {difference or 'the same text'}")
+    assert difference is None or 0 <= difference.gap <= noise.original_max
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token
+    batch = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    length = batch.input_ids.shape[1]
+    assert 0 < int(batch.attention_mask[1].sum()) < length
+    texts = [
+        model.generate(
+            **batch,
+            do_sample=False,
+            max_new_tokens=12,
+            min_new_tokens=12,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for model in (original, converted)
+    ]
+    for row, pair in enumerate(zip(*(text.sequences[:, length:] for text in texts), strict=True)):
+        parted = (pair[0] != pair[1]).nonzero()
+        if len(parted):
+            logits = texts[0].logits[int(parted[0])][row]
+            gap = float(logits[pair[0][parted[0]]] - logits[pair[1][parted[0]]])
+            print(f"  prompt {row}: token {int(parted[0])} differs, by {gap:.4f}")
+            assert 0 <= gap <= noise.original_max
 
 
 @with_model

@@ -1,50 +1,38 @@
-"""Put gemmsmith's kernels under the linear layers of a whole model."""
+"""Put gemmsmith's kernels under the blocks and linear layers of a whole model."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from gemmsmith import nn
-from gemmsmith.arch import ARCHITECTURES, architecture_of
 from gemmsmith.constant import is_promised
-from gemmsmith.conversion_report import Conversion, Layer, Left
-from gemmsmith.dtypes import INT8, DType
-from gemmsmith.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    NoDeviceError,
-    UnknownArchitectureError,
-)
-from gemmsmith.fit import misfits
-from gemmsmith.kernelset import default_kernels
-from gemmsmith.nvml import devices
+from gemmsmith.conversion_blocks import groups_of, plan_blocks, swap_blocks
+from gemmsmith.conversion_fit import misfit_of_layer
+from gemmsmith.conversion_int8 import Candidate, Limits, to_int8
+from gemmsmith.conversion_layers import become, is_conv1d, linear_of, obstacles
+from gemmsmith.conversion_report import BlockLeft, Conversion, Layer, Left, SwappedBlock
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.operands import TORCH_DTYPES
-from gemmsmith.problem import GemmProblem, alignment_of
-from gemmsmith.proof import Samples, Timing, measure_times, prove, sample_inputs
+from gemmsmith.proof import Samples
 from gemmsmith.row_math import padded
-from gemmsmith.selection import output_letter
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import KernelSet
-    from gemmsmith.spec import KernelSpec
 
-__all__ = ["Conversion", "Layer", "Left", "convert"]
+__all__ = ["BlockLeft", "Conversion", "Layer", "Left", "SwappedBlock", "convert"]
 
-KERNEL_DEVICES = ("cuda", "cpu", "meta")
 MAX_ERROR = 0.04
 """Relative error of an int8 layer that is accepted. With column scales, which samples choose, the
 layers of SmolLM2 are off by 0.2 to 2.6 % and all are swapped; without, by 1 to 13 %, and those up
 to 4 % already cost it more than 2 % of its perplexity."""
 TIMED_TOKENS = (16, 2048)
 """Rows of x at which int8 layers are timed: a batch that decodes, and a prompt."""
-TOKENS = (1, 16)
-"""Rows of x that a layer's kernels must take: one row has every layout, several have one."""
 
 
 def convert(
@@ -58,8 +46,9 @@ def convert(
     tokens: Collection[int] = TIMED_TOKENS,
     skip: Collection[str] = (),
     constant_weights: bool = False,
+    blocks: bool = True,
 ) -> Conversion:
-    """Make the ``torch.nn.Linear`` layers of ``model`` run on gemmsmith and say which could not.
+    """Make a model's blocks and linear layers run on gemmsmith and say which could not.
 
     A layer is swapped where some kernel takes it: of ``kernels``, or of the default ones of the GPU
     that the model is on; for a model elsewhere those of this machine's first GPU, and without one
@@ -67,7 +56,14 @@ def convert(
 
     Works in place: a layer keeps its object and hooks, only its class becomes
     :class:`gemmsmith.nn.Linear`; parameters, tied weights and ``state_dict`` keys stay. The model
-    is then good for inference only. Subclasses of ``torch.nn.Linear`` are left as they are.
+    is then good for inference only. Subclasses of ``torch.nn.Linear`` are left as they are; the
+    ``Conv1D`` of transformers' GPT-2 gets a transposed weight and the same ``state_dict``.
+
+    Attention and feed-forward blocks of transformers' Llama, Mistral, Qwen2, GPT-2 and BERT whose
+    layers were swapped become :mod:`gemmsmith.blocks`: one product for query, key and value, one
+    for gate and up, rope and attention in kernels, activations in the products that feed them.
+    ``generate`` and its caches work as before, ``state_dict`` keys stay, modules and parameters
+    within a block change. One that cannot be swapped stays as it is and the report says why.
 
     With ``dtype="int8"`` layers become :class:`gemmsmith.nn.Int8Linear`, with weights of their own,
     and each is proven (:class:`gemmsmith.proof.Proof`): how far it is off on sample inputs and, on
@@ -92,6 +88,7 @@ def convert(
         skip: names of layers that stay as they are, whole or their ends.
         constant_weights: sets :attr:`gemmsmith.nn.Linear.constant_weight` of the layers that are
             swapped: a promise that no queued work writes a weight when its layer is called.
+        blocks: whether known blocks are swapped as a whole; False for linear layers alone.
 
     Raises:
         ArgumentTypeError: where ``model`` is not a module, or ``constant_weights`` no bool.
@@ -104,50 +101,88 @@ def convert(
         raise ArgumentError("constant_weights goes with the default kernels: drop one of them")
     if samples is not None and not int8:
         raise ArgumentError('samples prove int8 layers; pass dtype="int8" too')
-    ties = _parameter_names(model)
     skipped = _named(model, skip)
-    misfit_of = cache(partial(_misfit, kernels))  # a model repeats a few kinds of layers
-    ready: list[tuple[Layer, torch.nn.Linear]] = []
-    already: list[Layer] = []
-    left: list[Left] = []
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear):
-            continue
-        own = f"{name}.weight" if name else "weight"
-        others = [other for other in ties.get(id(module.weight), ()) if other != own]
-        layer = Layer(
-            name=name,
-            n=module.out_features,
-            k=module.in_features,
-            tied_to=others[0] if others else "",
-        )
-        done = nn.Int8Linear if int8 else nn.Linear
-        if isinstance(module, done):
-            already.append(layer)
-            continue
-        reason = "; ".join(["it is in skip"] if name in skipped else _obstacles(module))
-        if not reason:
-            weight, bias = module.weight, module.bias is not None
-            reason = misfit_of(
-                weight.device, layer.n, layer.k, TORCH_DTYPES[weight.dtype], bias, int8
-            )
-        if reason:
-            left.append(layer.left(reason))
-        else:
-            ready.append((layer, module))
+    plans = plan_blocks(model) if blocks else []
+    found = _sorted_out(model, kernels, skipped, int8)
+    left = found.left
     if int8:
-        limits = (max_error, min_speedup, tokens, constant_weights)
-        swapped = list(_to_int8(model, ready, left, kernels, samples, *limits))
+        limits = Limits(
+            max_error=max_error,
+            min_speedup=min_speedup,
+            tokens=tokens,
+            constant_weights=constant_weights,
+        )
+        groups = groups_of(plans)
+        swapped = list(to_int8(model, found.ready, groups, left, kernels, samples, limits))
     else:
-        swapped = [layer for layer, _ in ready]
-        for _, module in ready:
-            # the object stays, so whoever else holds it (a second parent, a hook) sees the swap too
-            module.__class__ = nn.Linear
-            layer_of_ours = cast(nn.Linear, module)
+        swapped = [each.layer for each in found.ready]
+        for each in found.ready:
+            layer_of_ours = _in_place(each)
             if kernels is not None:
                 layer_of_ours.use(kernels)
             layer_of_ours.constant_weight = constant_weights
-    return Conversion(swapped=tuple(swapped), already=tuple(already), left=tuple(left))
+    layers = {layer.name: layer for layer in (*left, *found.already, *swapped)}
+    swapped_blocks, blocks_left = swap_blocks(plans, layers, kernels, constant_weights)
+    return Conversion(
+        swapped=tuple(swapped),
+        already=tuple(found.already),
+        left=tuple(left),
+        blocks=tuple(swapped_blocks),
+        blocks_left=tuple(blocks_left),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """The linear layers of a model."""
+
+    ready: list[Candidate] = field(default_factory=list)
+    already: list[Layer] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+
+def _sorted_out(
+    model: torch.nn.Module, kernels: KernelSet | None, skipped: set[str], int8: bool
+) -> _Found:
+    """Return the linear layers that kernels take, those that run on them, and the others."""
+    ties = _parameter_names(model)
+    misfit_of = cache(partial(misfit_of_layer, kernels))  # a model repeats a few kinds of layers
+    found = _Found()
+    for name, module in model.named_modules():
+        linear = linear_of(module)
+        if linear is None:
+            continue
+        own = f"{name}.weight" if name else "weight"
+        others = [other for other in ties.get(id(module.weight), ()) if other != own]
+        n, k = linear.out_features, linear.in_features
+        layer = Layer(name=name, n=n, k=k, tied_to=others[0] if others else "")
+        if isinstance(module, nn.Int8Linear if int8 else nn.Linear):
+            found.already.append(layer)
+            continue
+        reason = "; ".join(["it is in skip"] if name in skipped else obstacles(module, linear))
+        if is_conv1d(module) and others:
+            reason = reason or f"is tied to {others[0]}, which a transposed copy would part it from"
+        if not reason:
+            weight, bias = linear.weight, linear.bias is not None
+            n, k = (padded(n), padded(k)) if is_conv1d(module) else (n, k)
+            reason = misfit_of(weight.device, n, k, TORCH_DTYPES[weight.dtype], bias, int8)
+        if reason:
+            found.left.append(layer.left(reason))
+        else:
+            found.ready.append(Candidate(layer=layer, module=module, linear=linear))
+    return found
+
+
+def _in_place(each: Candidate) -> nn.Linear:
+    """Make a layer one of ours; its object stays, so that whoever else holds it sees that too."""
+    if is_conv1d(each.module):
+        made = nn.PreparedLinear.from_weight(
+            each.module.get_parameter("weight"), each.linear.bias, transposed=True
+        )
+        become(each.module, made.train(each.module.training))
+    else:
+        each.module.__class__ = nn.Linear
+    return cast(nn.Linear, each.module)
 
 
 def _is_int8(dtype: str | torch.dtype | None) -> bool:
@@ -159,7 +194,7 @@ def _is_int8(dtype: str | torch.dtype | None) -> bool:
 def _named(model: torch.nn.Module, skip: Collection[str]) -> set[str]:
     if isinstance(skip, str):
         raise ArgumentTypeError(f"skip is the string {skip!r}; pass ({skip!r},)")
-    linear = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    linear = [name for name, each in model.named_modules() if linear_of(each) is not None]
     found: set[str] = set()
     for word in skip:
         named = [name for name in linear if f".{name}".endswith(f".{word}")]
@@ -171,162 +206,8 @@ def _named(model: torch.nn.Module, skip: Collection[str]) -> set[str]:
     return found
 
 
-def _to_int8(
-    model: torch.nn.Module,
-    ready: Sequence[tuple[Layer, torch.nn.Linear]],
-    left: list[Left],
-    kernels: KernelSet | None,
-    samples: Samples,
-    max_error: float,
-    min_speedup: float,
-    tokens: Collection[int],
-    constant_weights: bool,
-) -> Iterator[Layer]:
-    """Swap what is proven, one after the other, and give it; add the others to ``left``."""
-    real = {layer.name: module for layer, module in ready if not module.weight.is_meta}
-    inputs = sample_inputs(model, real, samples) if real else {}
-    timings: dict[object, tuple[Timing, ...]] = {}  # a model repeats a few kinds of layers
-    for layer, module in ready:
-        if layer.name in real and layer.name not in inputs:
-            left.append(layer.left("no sample input reaches it, so that nothing is proven"))
-            continue
-        weight = module.weight
-        sample = inputs.pop(layer.name, None)
-        smoothing = None if sample is None else sample.smoothing(module)
-        scale = None if smoothing is None else smoothing.column_scale
-        after = nn.Int8Linear.from_weight(weight, module.bias, column_scale=scale)
-        after.train(module.training)
-        if kernels is not None:
-            after.use(kernels)
-        after.constant_weight = constant_weights
-        proof = None
-        if sample is not None:
-            sizes = (layer.n, layer.k, module.bias is None, scale is None)
-            kind = (*sizes, weight.dtype, weight.device)
-            if kind not in timings:
-                timings[kind] = measure_times(module, after, tokens)
-            proof = prove(
-                module,
-                after,
-                sample.rows,
-                random=sample.largest is None,
-                smoothing=None if smoothing is None else smoothing.exponent,
-                timings=timings[kind],
-            )
-        objection = "" if proof is None else proof.objection(max_error, min_speedup)
-        proven = replace(layer, proof=proof, preparation=str(after.preparation))
-        if objection:
-            left.append(proven.left(objection))
-            continue
-        module.__class__ = nn.Int8Linear
-        vars(module).update(preparation=after.preparation, kernels=after.kernels)
-        module._parameters.clear()
-        module._parameters.update(after._parameters)
-        yield proven
-
-
 def _parameter_names(model: torch.nn.Module) -> dict[int, list[str]]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return names
-
-
-def _obstacles(module: torch.nn.Linear) -> Iterator[str]:
-    if type(module) not in (torch.nn.Linear, nn.Linear):
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        yield f"is a {kind}, not exactly a torch.nn.Linear"
-        return
-    if "forward" in vars(module):
-        yield "its forward is replaced on the object, as accelerate's hooks do; remove that first"
-    weight = module.weight
-    if TORCH_DTYPES.get(weight.dtype) not in _kernel_dtypes():
-        yield f"dtype {weight.dtype} has no kernel; model.to(torch.bfloat16) first"
-    elif module.bias is not None and module.bias.dtype != weight.dtype:
-        yield f"bias is {module.bias.dtype}, weight is {weight.dtype}; give both one dtype"
-    if weight.device.type not in KERNEL_DEVICES:
-        yield f"device {weight.device} has no kernel; move the model to cuda"
-
-
-@cache
-def _kernel_dtypes() -> frozenset[DType]:
-    every = frozenset(dtype for arch in ARCHITECTURES for dtype in arch.inputs)
-    return every - {INT8}  # weights of whole numbers have scales, which nn.Linear has not
-
-
-def _misfit(
-    kernels: KernelSet | None,
-    device: torch.device,
-    n: int,
-    k: int,
-    dtype: DType,
-    bias: bool,
-    int8: bool,
-) -> str:
-    """Return why no kernel takes x (M, k) @ weight (n, k).T on ``device``; empty where one does.
-
-    With ``int8`` both factors are that, padded and scaled, and ``dtype`` is what is written.
-    """
-    a = INT8 if int8 else dtype
-    if int8:
-        n, k = padded(n), padded(k)
-    try:
-        sets = _default_specs(device) if kernels is None else (kernels.specs,)
-    except UnknownArchitectureError as error:
-        return str(error)
-    letter = output_letter("" if kernels is None else kernels.handle, a)
-    promised = kernels is not None and kernels.constant_b
-    reasons = [_why_none_takes(specs, n, k, a, dtype, bias, letter, promised) for specs in sets]
-    return "" if "" in reasons else "; ".join(dict.fromkeys(reasons))
-
-
-def _default_specs(device: torch.device) -> tuple[tuple[KernelSpec, ...], ...]:
-    """Return the default kernels of each architecture that a layer on ``device`` may meet.
-
-    Raises:
-        UnknownArchitectureError: where ``device`` is a GPU that there are no kernels for.
-    """
-    if device.type == "cuda":
-        arch = architecture_of(torch.cuda.get_device_capability(device))
-        return (default_kernels(arch.name).specs,)
-    try:
-        here = devices()
-    except NoDeviceError:  # a driver without a working GPU is no hindrance to a model elsewhere
-        here = ()
-    known = [arch for arch in ARCHITECTURES if here and arch.capability == here[0].capability]
-    return tuple(default_kernels(arch.name).specs for arch in known or ARCHITECTURES)
-
-
-def _why_none_takes(
-    specs: tuple[KernelSpec, ...],
-    n: int,
-    k: int,
-    a: DType,
-    d: DType,
-    bias: bool,
-    letter: str,
-    constant_b: bool,
-) -> str:
-    kind = (a, d, f"rc{letter}")
-    # of another type or layout says nothing of this layer, unless all are
-    alike = [spec for spec in specs if (spec.a, spec.d, spec.layout) == kind]
-    for m in TOKENS:
-        problem = GemmProblem(
-            m=m,
-            n=n,
-            k=k,
-            a=a,
-            b=a,
-            d=d,
-            layout=f"rc{letter}",
-            a_align=alignment_of(k * a.bytes),
-            b_align=alignment_of(k * a.bytes),
-            d_align=alignment_of((n if letter == "r" else m) * d.bytes),
-            bias=bias,
-            scaled=a == INT8,
-            constant_b=constant_b,
-        )
-        reasons = misfits(alike or specs, problem)
-        if reasons or not specs:
-            return "; ".join(reasons) or "the set has no kernels"
-    return ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gemmsmith.bench.report_text import table
 from gemmsmith.proof import Proof
 
-__all__ = ["Conversion", "Layer", "Left"]
+__all__ = ["BlockLeft", "Conversion", "Layer", "Left", "SwappedBlock"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,43 @@ class Left(Layer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwappedBlock:
+    """An attention or feed-forward block of transformers that now is one of gemmsmith."""
+
+    name: str
+    """Path of the module inside the model."""
+    kind: str
+    """Its class in transformers."""
+    does: str
+    """What beside its linear layers runs on gemmsmith, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockLeft:
+    """A block of a known kind that stays; its linear layers are swapped or left like others."""
+
+    name: str
+    """Path of the module inside the model."""
+    kind: str
+    """Its class in transformers."""
+    reason: str
+    """Why, and what to change where something can be changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Conversion:
     """What :func:`gemmsmith.convert` did to a model."""
 
     swapped: tuple[Layer, ...]
-    """Layers that now run on gemmsmith."""
+    """Layers that now run on gemmsmith, alone or as part of a block."""
     already: tuple[Layer, ...]
     """Layers that did before."""
     left: tuple[Left, ...]
     """Layers that still run on torch, with the reason."""
+    blocks: tuple[SwappedBlock, ...] = ()
+    """Blocks that are swapped as a whole."""
+    blocks_left: tuple[BlockLeft, ...] = ()
+    """Blocks of known kinds that are not, with the reason."""
 
     @property
     def converted_flops_share(self) -> float:
@@ -77,7 +105,20 @@ class Conversion:
             leaves = ", ".join(dict.fromkeys(_leaf(layer) for layer in layers))
             lines.append(f"  swapped {len(layers):>3} of N={n} K={k}: {leaves}{_worst(layers)}")
         lines += [f"  left {layer.name or '(the model)'}: {layer.reason}" for layer in self.left]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._block_lines()])
+
+    def _block_lines(self) -> Iterator[str]:
+        kinds: dict[tuple[str, str], int] = {}
+        for block in self.blocks:
+            kinds[block.kind, block.does] = kinds.get((block.kind, block.does), 0) + 1
+        for (kind, does), count in kinds.items():
+            yield f"  swapped {count:>3} {kind} as a block: {does}"
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for each in self.blocks_left:
+            reasons.setdefault((each.kind, each.reason), []).append(each.name or "(the model)")
+        for (kind, reason), names in reasons.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield f"  no block for {kind} {names[0]}{more}: {reason}"
 
     def proofs(self) -> str:
         """Return a table of what was proven of each int8 layer, swapped or left."""

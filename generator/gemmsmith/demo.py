@@ -138,7 +138,8 @@ def _run_model(specs: Sequence[KernelSpec], prompt: str, tokens: int) -> None:
     if on_gpu:
         (arch,) = runnable
         kernels = KernelSet(specs, arch=arch, source=str(configs_dir() / "demo.yaml"))
-    print(convert(model, kernels), flush=True)
+    # the set holds no kernels for attention and gates, which blocks would build on the way
+    print(convert(model, kernels, blocks=False), flush=True)
     greedy(model, tokenizer, prompt, 2)
     with count_kernels(model) as counts:
         made = greedy(model, tokenizer, prompt, tokens)

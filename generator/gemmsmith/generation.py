@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def first_difference(first: Generated, second: Generated) -> Difference | None:
 
 @contextlib.contextmanager
 def count_kernels(model: torch.nn.Module) -> Iterator[Counter[str]]:
-    """Give a counter of the kernel names that the :class:`gemmsmith.nn.Linear` layers run within.
+    """Give a counter of the kernels that make the products of the model's layers within.
 
     The name is ``torch`` for a call that no kernel took, ``cpu`` for one on CPU tensors
     (:func:`gemmsmith.ops.last_kernel`).
@@ -99,13 +99,35 @@ def count_kernels(model: torch.nn.Module) -> Iterator[Counter[str]]:
         record = ops.last_kernel()
         counts[record.name if record else "nothing"] += 1
 
-    hooks = [
-        module.register_forward_hook(count)
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if not isinstance(module, nn.Linear):
+                continue
+            if not isinstance(module, nn.PreparedLinear):
+                stack.callback(module.register_forward_hook(count).remove)
+            for name in _products(module):
+                stack.enter_context(_counted(module, name, count))
         yield counts
+
+
+def _products(layer: nn.Linear) -> tuple[str, ...]:
+    """Return the methods that make a product of a layer; blocks call them past its forward."""
+    if isinstance(layer, nn.Int8Linear):
+        return "quantized_product", "activated"
+    return ("product", "activated") if isinstance(layer, nn.PreparedLinear) else ("activated",)
+
+
+@contextlib.contextmanager
+def _counted(layer: nn.Linear, name: str, count: Callable[[], None]) -> Iterator[None]:
+    method = getattr(layer, name)
+
+    def counted(*args: Any, **named: Any) -> Any:
+        made = method(*args, **named)
+        count()
+        return made
+
+    vars(layer)[name] = counted
+    try:
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        del vars(layer)[name]

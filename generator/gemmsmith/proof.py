@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 from gemmsmith import nn
 from gemmsmith.bench.measure import ROTATED_BYTES, compare
 from gemmsmith.bench.rounds import Policy
+from gemmsmith.conversion_layers import linear_of
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.ops import last_kernel
 from gemmsmith.smoothing import MOST_ROWS, Smoothing, smooth, spread
@@ -130,8 +131,8 @@ def sample_inputs(
     if isinstance(samples, Mapping):
         known = dict(model.named_modules())
         for name, x in samples.items():
-            layer = known.get(name)
-            if not isinstance(layer, torch.nn.Linear):
+            layer = linear_of(known.get(name))
+            if layer is None:
                 raise ArgumentError(f"samples has {name!r}, which is no linear layer of the model")
             if not isinstance(x, Tensor) or x.shape[-1:] != (layer.in_features,):
                 raise ArgumentError(f"samples[{name!r}] must be (..., {layer.in_features})")
@@ -140,24 +141,24 @@ def sample_inputs(
         raise ArgumentTypeError(
             f"samples is a {type(samples).__name__}; token ids, or inputs of layers by name"
         )
-    with _kept_inputs(layers) as kept, torch.no_grad():
+    with _kept_inputs(model, layers) as kept, torch.no_grad():
         model(samples)
     return kept
 
 
 @contextmanager
-def _kept_inputs(layers: Mapping[str, torch.nn.Linear]) -> Iterator[dict[str, Sample]]:
+def _kept_inputs(model: torch.nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Sample]]:
     kept: dict[str, Sample] = {}
 
     def keep(
         name: str, _: torch.nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Tensor]
     ) -> None:
-        x = given[0] if given else named["input"]
+        x = given[0] if given else next(iter(named.values()))  # torch calls it input, GPT-2 x
         kept[name] = _kept(x, kept.get(name))
 
     hooks = [
-        layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-        for name, layer in layers.items()
+        model.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+        for name in layers
     ]
     try:
         yield kept

@@ -29,10 +29,11 @@ from gemmsmith.weights import Order
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FeedForward", "Int8FeedForward"]
+__all__ = ["HALF_TYPES", "FeedForward", "Int8FeedForward", "why_apart"]
 
 _log = logging.getLogger(__name__)
-_DTYPES = (torch.bfloat16, torch.float16)
+HALF_TYPES = (torch.bfloat16, torch.float16)
+"""What layers of 16-bit numbers read and write."""
 _TOKENS = (1, 16)
 
 
@@ -103,6 +104,15 @@ class FeedForward(torch.nn.Module):
         block = cls.__new__(cls)
         torch.nn.Module.__init__(block)
         block._hold(gate_up.weight, gate_up.bias, down, kind, order, inputs)
+        return block.train(gate_up.training)
+
+    @classmethod
+    def of_layers(cls, gate_up: PreparedLinear, down: PreparedLinear, kind: GateKind) -> Self:
+        """Return the block of two layers that are prepared: gate and up interleaved, and down."""
+        block = cls.__new__(cls)
+        torch.nn.Module.__init__(block)
+        block.kind, block.gate_up, block.down = kind, gate_up, down
+        block._decide()
         return block.train(gate_up.training)
 
     def _hold_apart(
@@ -187,8 +197,8 @@ class FeedForward(torch.nn.Module):
         layer = self.gate_up
         n, k = layer.preparation.padded
         self.apart = {}
-        for dtype in _DTYPES:
-            reason = _why_apart(
+        for dtype in HALF_TYPES:
+            reason = why_apart(
                 layer.weight.device,
                 dtype,
                 layer.weight.dtype == torch.int8,
@@ -312,10 +322,17 @@ class Int8FeedForward(FeedForward):
 
 
 @cache
-def _why_apart(
-    device: torch.device, dtype: torch.dtype, int8: bool, n: int, k: int, bias: bool, kind: GateKind
+def why_apart(
+    device: torch.device,
+    dtype: torch.dtype,
+    int8: bool,
+    n: int,
+    k: int,
+    bias: bool,
+    gate: str = "none",
+    activation: str = "none",
 ) -> str:
-    """Return why no kernel of ``device`` makes gated values of this kind; empty where one does."""
+    """Return why no kernel of ``device`` gates or activates a product; empty where one does."""
     if device.type != "cuda":
         return ""
     try:
@@ -325,10 +342,12 @@ def _why_apart(
     d = TORCH_DTYPES[dtype]
     a = INT8 if int8 else d
     for m in _TOKENS:
-        problem = GemmProblem(m=m, n=n, k=k, a=a, b=a, d=d, bias=bias, gate=kind, scaled=int8)
+        problem = GemmProblem(
+            m=m, n=n, k=k, a=a, b=a, d=d, bias=bias, activation=activation, gate=gate, scaled=int8
+        )
         reasons = misfits(default_kernels(arch.name).specs, problem)
         if reasons:
             reason = f"{arch.name}: {'; '.join(reasons)}"
-            _log.info("a product and a gate kernel instead of one gated kernel: %s", reason)
+            _log.info("a product and a further kernel instead of one: %s", reason)
             return reason
     return ""

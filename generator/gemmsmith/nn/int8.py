@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,9 +13,10 @@ from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn.linear import check_is_linear, parameter
 from gemmsmith.nn.prepared import Pair, PreparedLinear
+from gemmsmith.ops import gemm
 from gemmsmith.row_ops import quantize_rows, quantize_weight
 from gemmsmith.smoothing import check_column_scale, smooth
-from gemmsmith.weights import Order, Preparation
+from gemmsmith.weights import Order, Preparation, join, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,6 +113,52 @@ class Int8Linear(PreparedLinear):
         made.hold(layer.weight, layer.bias, layer.preparation, column_scale)
         return made.train(layer.training)
 
+    @classmethod
+    def joined(cls, layers: Mapping[str, torch.nn.Linear]) -> Self:
+        """Return one layer that makes the outputs of several int8 ones, one after the other.
+
+        Their numbers stay as they are, so that the outputs do too.
+
+        Args:
+            layers: by the name under which a ``state_dict`` holds each.
+
+        Raises:
+            ArgumentTypeError: where one is no ``Int8Linear``.
+            ArgumentError: where they are not alike in K, column scale or having a bias.
+        """
+        parts = _alike(layers)
+        made = cls._of_parts(parts, join([part.restored("weight") for part in parts])[1])
+        made.part_names = tuple(layers)
+        return made
+
+    @classmethod
+    def interleaved(cls, gate: Int8Linear, up: Int8Linear) -> Self:
+        """Return the layer of gate and up in turns, as a gated product reads them.
+
+        Raises:
+            ArgumentError: where they are not alike in size, column scale or having a bias.
+        """
+        parts = _alike({"gate": gate, "up": up})
+        return cls._of_parts(parts, prepare(*(part.restored("weight") for part in parts))[1])
+
+    @classmethod
+    def _of_parts(cls, parts: Sequence[Int8Linear], preparation: Preparation) -> Self:
+        def together(name: str) -> Tensor:
+            return preparation.apply(*(part.restored(name) for part in parts))
+
+        first = parts[0]
+        made = cls._of_size(preparation)
+        with torch.no_grad():
+            bias = None if first.bias is None else together("bias")
+            PreparedLinear.hold(made, together("weight"), bias, preparation)
+            made._hold_scales(together("weight_scale"), first.column_scale)
+        return made.train(first.training)
+
+    def restored(self, name: str) -> Tensor:
+        """Return the weight, bias or weight scale without what the kernels need added to it."""
+        (tensor,) = self.preparation.restore(parameter(self, name).detach())
+        return tensor
+
     def hold(
         self,
         weight: Tensor,
@@ -127,7 +174,10 @@ class Int8Linear(PreparedLinear):
             divisor = functional.pad(column_scale, (0, preparation.padding[1]), value=1.0)
         q, scale = quantize_weight(weight.detach(), divisor)
         super().hold(q, bias, preparation)
-        self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
+        self._hold_scales(scale, column_scale)
+
+    def _hold_scales(self, weight_scale: Tensor, column_scale: Tensor | None) -> None:
+        self.weight_scale = torch.nn.Parameter(weight_scale, requires_grad=False)
         self.register_parameter("input_scale", None)
         self._hold_column_scale(column_scale)
 
@@ -208,6 +258,22 @@ class Int8Linear(PreparedLinear):
         scales = (scale, parameter(self, "weight_scale"))
         return linear(q, weight, bias, self.kernels, gate, *scales, dtype, residual)
 
+    def activated(self, input: Tensor, activation: str) -> Tensor:  # noqa: A002  torch's name
+        """Return ``activation(forward(input))``, rounded once (:func:`gemmsmith.gemm`)."""
+        x, bias = self.padded(input), parameter(self, "bias")
+        q, scale = self.quantize(x)
+        y = gemm(
+            q,
+            parameter(self, "weight").t(),
+            bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype),
+            activation=activation,
+            a_scale=scale,
+            b_scale=parameter(self, "weight_scale"),
+            out_dtype=x.dtype,
+            kernels=self.kernels,
+        )
+        return self.unpadded(y)
+
     def padded(self, x: Any) -> Any:
         """Return ``x`` (..., K), checked: quantising adds the zero columns."""
         if isinstance(x, QuantizedRows):
@@ -254,3 +320,29 @@ class Int8Linear(PreparedLinear):
             room = torch.ones(self.in_features, dtype=columns.dtype, device=self.weight.device)
             self._hold_column_scale(room)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+
+
+def _alike(layers: Mapping[str, torch.nn.Linear]) -> list[Int8Linear]:
+    """Return layers that may become one.
+
+    Raises:
+        ArgumentTypeError: where one is no int8 layer.
+        ArgumentError: where they read their input differently.
+    """
+    names, parts = ", ".join(layers), []
+    for name, layer in layers.items():
+        if not isinstance(layer, Int8Linear):
+            raise ArgumentTypeError(f"{name} is a {type(layer).__qualname__}, not an Int8Linear")
+        parts.append(layer)
+    first = parts[0]
+    if any(part.input_scale is not None for part in parts):
+        raise ArgumentError(f"{names}: an input scale is static; use_input_scale(None) first")
+    if len({part.bias is None for part in parts}) > 1:
+        raise ArgumentError(f"of {names} some have a bias: give the others zeros")
+    for part in parts:
+        same = part.column_scale is first.column_scale
+        if part.column_scale is not None and first.column_scale is not None:
+            same = same or torch.equal(part.column_scale, first.column_scale)
+        if not same:
+            raise ArgumentError(f"{names} have unlike column scales")
+    return parts

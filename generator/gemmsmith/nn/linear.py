@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import gemmsmith.ops  # noqa: F401  registers torch.ops.gemmsmith
 from gemmsmith import constant
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentTypeError
 from gemmsmith.invariant import HANDLE, WORD, handle_of
+from gemmsmith.ops import gemm
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import ExactKernel, KernelSet
@@ -130,3 +130,8 @@ class Linear(torch.nn.Linear):
             return self.forward(input.unsqueeze(0)).squeeze(0)
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
         return linear(input, weight, bias, self.kernels)
+
+    def activated(self, input: torch.Tensor, activation: str) -> torch.Tensor:  # noqa: A002
+        """Return ``activation(forward(input))``, rounded once (:func:`gemmsmith.gemm`)."""
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return gemm(input, weight.t(), bias, activation=activation, kernels=self.kernels)

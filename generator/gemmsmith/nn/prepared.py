@@ -148,6 +148,10 @@ class PreparedLinear(Linear):
         weight, bias = parameter(self, "weight"), parameter(self, "bias")
         return linear(x, weight, bias, self.kernels, gate, residual=residual)
 
+    def activated(self, input: Tensor, activation: str) -> Tensor:  # noqa: A002  torch's name
+        """Return ``activation(forward(input))``, rounded once (:func:`gemmsmith.gemm`)."""
+        return self.unpadded(super().activated(self.padded(input), activation))
+
     def extra_repr(self) -> str:
         """Return sizes, and what was done to the weight."""
         words = super().extra_repr()

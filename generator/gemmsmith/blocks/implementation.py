@@ -1,0 +1,59 @@
+"""What all attention layers of transformers have to be like for a block to take their place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from gemmsmith.blocks.calls import attention_names
+
+__all__ = ["IMPLEMENTATIONS", "attention_obstacles", "unknown_version"]
+
+IMPLEMENTATIONS = ("sdpa", "eager")
+"""Attention implementations whose masks are understood."""
+OLDEST = 5
+"""Major version of transformers from which on the blocks' calls are known."""
+
+
+def unknown_version() -> str:
+    """Return why the blocks of the transformers that is loaded are not known; empty if they are."""
+    transformers = sys.modules.get("transformers")
+    version = str(getattr(transformers, "__version__", "0"))
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < OLDEST:
+        return f"transformers {version} is older than {OLDEST}.0, whose blocks are known"
+    return ""
+
+
+def attention_obstacles(module: Any, known: Iterable[str], *needed: str) -> Iterator[str]:
+    """Give why an attention layer is not one of those that are known.
+
+    Args:
+        module: the layer.
+        known: parameters of its forward that the block takes.
+        needed: attributes that the block reads.
+    """
+    if reason := attention_names(type(module).forward, known):
+        yield reason
+    missing = [name for name in ("config", "layer_idx", *needed) if not hasattr(module, name)]
+    if missing:
+        yield f"has no {', '.join(missing)}"
+        return
+    found = getattr(module.config, "_attn_implementation", None)
+    if found not in IMPLEMENTATIONS:
+        yield (
+            f'its attention implementation is {found!r}; model.set_attn_implementation("sdpa")'
+            " first"
+        )
+    if getattr(module.config, "output_attentions", False):
+        yield "config.output_attentions asks for weights, which a fused attention does not keep"
+
+
+def replaced(module: torch.nn.Module) -> str:
+    """Return that an object's forward is not its class's; empty where it is."""
+    if "forward" in vars(module):
+        return "its forward is replaced on the object, as accelerate's hooks do; remove that first"
+    return ""
