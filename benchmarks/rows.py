@@ -48,6 +48,12 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, EPS)
 
 
+def add_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> Any:
+    """Return the norm of a sum, and the sum."""
+    total = x + residual
+    return norm(total, weight), total
+
+
 def add_norm_quantize(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> Any:
     """Return the quantised norm of a sum, and the sum."""
     total = x + residual
@@ -72,6 +78,12 @@ def operations(m: int, k: int) -> dict[str, tuple[Operation, Operation, int, tup
             ((m, k), (k,)),
         ),
         "rms_norm": (lambda x, w: gemmsmith.rms_norm(x, w, EPS), norm, 4 * n, ((m, k), (k,))),
+        "rms_norm + residual": (
+            lambda x, w, r: gemmsmith.rms_norm(x, w, EPS, r),
+            add_norm,
+            8 * n,
+            ((m, k), (k,), (m, k)),
+        ),
         "rms_norm_quantize": (
             lambda x, w: gemmsmith.rms_norm_quantize(x, w, EPS),
             lambda x, w: quantize(norm(x, w)),
