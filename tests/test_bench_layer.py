@@ -72,7 +72,8 @@ def test_a_wrong_layer_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forgetful(setting: layer.Setting) -> object:
         cache = right(setting)
-        cache.v.fill_(5)
+        for memory in cache.layers:
+            memory.v.fill_(5)
         return cache
 
     monkeypatch.setattr(layer, "our_cache", forgetful)

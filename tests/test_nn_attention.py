@@ -90,8 +90,9 @@ def test_a_cache_gives_what_the_whole_does(rotary: bool, device: str) -> None:
     ours = nn.Attention(*given, heads=HEADS, rotary=angles).to(device)
     whole = ours(x).cpu().double()
     cache = nn.KVCache(1, 2, 16, KV_HEADS, SIZE, device=device)
-    cache.k.fill_(torch.nan)
-    cache.v.fill_(torch.nan)
+    for layer in cache.layers:
+        layer.k.fill_(torch.nan)
+        layer.v.fill_(torch.nan)
     memory = cache.layer(0)
     position = torch.arange(9, device=device).expand(2, 9)
     first = ours(x[:, :4], position[:, :4], cache=memory)

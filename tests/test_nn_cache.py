@@ -3,14 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+import gemmsmith
 from gemmsmith.errors import ArgumentError
 from gemmsmith.nn import KVCache
 
 
 def cache(batch: int = 2, capacity: int = 5) -> KVCache:
     made = KVCache(2, batch, capacity, 3, 4, dtype=torch.float32)
-    made.k.fill_(torch.nan)
-    made.v.fill_(torch.nan)
+    for memory in made.layers:
+        memory.k.fill_(torch.nan)
+        memory.v.fill_(torch.nan)
     return made
 
 
@@ -51,12 +53,12 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_reset_keeps_the_memory() -> None:
     ours = cache()
-    where = ours.k.data_ptr()
+    where = ours.layer(0).k.data_ptr()
     ours.advance(5)
     ours.reset()
     assert ours.lengths.tolist() == [0, 0]
     ours.claim(5)
-    assert ours.k.data_ptr() == where
+    assert ours.layer(0).k.data_ptr() == where
 
 
 def test_sequences_go_on_from_others() -> None:
@@ -65,12 +67,12 @@ def test_sequences_go_on_from_others() -> None:
     for layer in (0, 1):
         ours.append(layer, k, 2 * k)
     ours.advance(torch.tensor([2, 1, 2]), most=2)
-    where = ours.k.data_ptr()
+    where = ours.layer(0).k.data_ptr()
     ours.reorder(torch.tensor([1, 1, 0]))
     assert ours.lengths.tolist() == [1, 1, 2]
     assert torch.equal(ours.layer(1).k[2, :2], k[0])
     assert torch.equal(ours.layer(0).v[0, :1], 2 * k[1, :1])
-    assert ours.k.data_ptr() == where
+    assert ours.layer(0).k.data_ptr() == where
     with pytest.raises(ArgumentError, match=r"rows is \(2,\); \(3,\) is needed"):
         ours.reorder(torch.tensor([0, 1]))
 
@@ -78,3 +80,23 @@ def test_sequences_go_on_from_others() -> None:
 def test_repr_says_what_it_costs() -> None:
     assert "2 sequences of up to 5 tokens" in repr(cache())
     assert "0.0 MB" in repr(cache())
+
+
+def test_layers_stay_apart_where_shapes_are_dynamic() -> None:
+    ours, compiled_for = cache(), cache()
+    frequencies = gemmsmith.rope_frequencies(4)
+
+    def step(x: torch.Tensor, memory: KVCache, positions: torch.Tensor) -> torch.Tensor:
+        for index in range(2):
+            q, k, v = (x * (index + 1)).split((3, 3, 3), 2)
+            place = memory.layer(index)
+            gemmsmith.rope_to_cache(q, k, v, place.k, place.v, positions, frequencies)
+        return x + 1
+
+    x, positions = torch.randn(2, 3, 9, 4), torch.tensor([[0, 1, 2], [2, 3, 4]])
+    compiled = torch.compile(step, fullgraph=True, dynamic=True)  # by inductor: its fault
+    right = step(x, ours, positions)
+    torch.testing.assert_close(compiled(x, compiled_for, positions), right)
+    for one, other in zip(compiled_for.layers, ours.layers, strict=True):
+        torch.testing.assert_close(one.k, other.k, equal_nan=True)
+        torch.testing.assert_close(one.v, other.v, equal_nan=True)

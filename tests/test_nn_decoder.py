@@ -53,8 +53,9 @@ def test_prompts_of_different_lengths_and_steps_give_what_the_whole_does(
     ours, tokens, lengths = decoder(dtype, device), ids(2, 14, device=device), [9, 4]
     given = weights(dtype)
     cache = ours.cache(2, 16)
-    cache.k.fill_(torch.nan)
-    cache.v.fill_(torch.nan)
+    for layer in cache.layers:
+        layer.k.fill_(torch.nan)
+        layer.v.fill_(torch.nan)
     logits = ours.prefill(tokens[:, :9], cache, torch.tensor(lengths, device=device))
     texts = [tokens[0, :9], tokens[1, :4]]
     for step in range(4):

@@ -75,8 +75,8 @@ def rope_to_cache(
     is kept nowhere (padding). So is one past the cache's end or on a page that there is not, on a
     GPU: positions are not read back there. On the CPU that is an error.
 
-    Under ``torch.compile`` with dynamic shapes let each cache be a tensor of its own: inductor drops
-    the offset of a view that an op writes (https://github.com/pytorch/pytorch/issues/198068).
+    Under ``torch.compile`` with dynamic shapes let each cache be a tensor of its own: inductor
+    drops the offset of a view that an op writes (https://github.com/pytorch/pytorch/issues/198068).
 
     Args:
         q: (B, S, H, D), fp16, bf16 or f32; views of a fused qkv buffer are fine. With ``slots``

@@ -135,8 +135,9 @@ def our_cache(setting: Setting) -> KVCache:
     """Return a cache of ours that holds what torch's does."""
     k, v = (each.transpose(2, 3) for each in setting.caches)
     cache = KVCache(*k.shape, device=k.device.type)
-    cache.k.copy_(k)
-    cache.v.copy_(v)
+    for index, memory in enumerate(cache.layers):
+        memory.k.copy_(k[index])
+        memory.v.copy_(v[index])
     return cache
 
 
@@ -162,7 +163,7 @@ class Ours:
 
     def parts(self) -> dict[str, Arm]:
         """Return the steps of the layers, one arm each; attention reads all memory in turns."""
-        count = self.cache.k.shape[0]
+        count = len(self.cache.layers)
         all_parts = [
             parts_of(
                 self.layers[index % len(self.layers)],

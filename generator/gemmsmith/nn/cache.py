@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ class KeysValues(NamedTuple):
 class KVCache:
     """Keys and values of a batch of sequences, with room for ``capacity`` tokens of each.
 
-    Memory is allocated once and written in place, and how long each sequence is stands on the
+    Memory is allocated once and written in place, each layer's apart (under ``torch.compile`` with
+    dynamic shapes inductor drops the offset of a view that an op writes:
+    https://github.com/pytorch/pytorch/issues/198068), and how long each sequence is stands on the
     device, so that a CUDA graph of a step is good for every step. What is asked of the cache is
     checked on the host, by the longest sequence: :meth:`claim` before tokens are written,
     :meth:`advance` once they are.
@@ -42,6 +44,8 @@ class KVCache:
         ArgumentError: where a size is below 1.
     """
 
+    layers: tuple[KeysValues, ...]
+    """Memory of each layer."""
     lengths: Tensor
     """(B,) int32, on the device: tokens of each sequence."""
     longest: int
@@ -63,25 +67,28 @@ class KVCache:
         for name, size in sizes.items():
             if size < 1:
                 raise ArgumentError(f"{name} is {size}; a number from 1 up is needed")
-        shape = (layers, batch, capacity, kv_heads, head_dim)
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty_like(self.k)
+        shape = (batch, capacity, kv_heads, head_dim)
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.layers = tuple(
+            KeysValues(torch.empty(shape, **kind), torch.empty(shape, **kind))
+            for _ in range(layers)
+        )
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.longest = 0
 
     @property
     def batch(self) -> int:
         """Sequences."""
-        return self.k.shape[1]
+        return self.layers[0].k.shape[0]
 
     @property
     def capacity(self) -> int:
         """Tokens of a sequence that there is room for."""
-        return self.k.shape[2]
+        return self.layers[0].k.shape[1]
 
     def layer(self, index: int) -> KeysValues:
         """Return the memory of one layer."""
-        return KeysValues(self.k[index], self.v[index])
+        return self.layers[index]
 
     def claim(self, tokens: int) -> None:
         """Make sure that ``tokens`` more fit behind the longest sequence.
@@ -143,15 +150,16 @@ class KVCache:
         """
         if tuple(rows.shape) != (self.batch,):
             raise ArgumentError(f"rows is {tuple(rows.shape)}; ({self.batch},) is needed")
-        for memory in (self.k, self.v):
-            for layer in memory:  # one copy of a layer at a time
-                layer.copy_(layer.index_select(0, rows))
+        for layer in self.layers:
+            for memory in layer:  # one copy at a time
+                memory.copy_(memory.index_select(0, rows))
         self.lengths.copy_(self.lengths.index_select(0, rows))
 
     def __repr__(self) -> str:
-        layers, batch, capacity, heads, size = self.k.shape
-        mega = 2 * self.k.numel() * self.k.element_size() / 1e6
+        k, count = self.layers[0].k, len(self.layers)
+        batch, capacity, heads, size = k.shape
+        mega = 2 * count * k.numel() * k.element_size() / 1e6
         return (
-            f"KVCache({layers} layers, {batch} sequences of up to {capacity} tokens, {heads} heads"
-            f" of {size}, {self.k.dtype} on {self.k.device}, {mega:.1f} MB)"
+            f"KVCache({count} layers, {batch} sequences of up to {capacity} tokens, {heads} heads"
+            f" of {size}, {k.dtype} on {k.device}, {mega:.1f} MB)"
         )
