@@ -57,22 +57,23 @@ class Choice:
 
 MATH_PER_SM = 3.38e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
 SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 149e3  # bytes per µs that TMA brings into one multiprocessor
+INGEST_PER_SM = 150e3  # bytes per µs that TMA brings into one multiprocessor
 L2 = 8.4e6  # bytes per µs that L2 reads for all, multicast ones counted once
 DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
 HBM = 4.4e6  # bytes per µs of device memory
-EPILOGUE = 1.8  # µs of a 128x128 tile's epilogue in a cooperative kernel
-PINGPONG_EPILOGUE = 0.8  # the same where only the last tile's is not hidden by a main loop
+READ_AGAIN = 1.4  # times as long it takes where several clusters read the same weights
+EPILOGUE = 1.87  # µs of a 128x128 tile's epilogue in a cooperative kernel
+PINGPONG_EPILOGUE = 0.76  # the same where only the last tile's is not hidden by a main loop
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
 RAMP = 3.1  # µs of a block that is launched for one tile: pipeline fill and epilogue
 POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
-LEAN_RAMP = 3.05  # RAMP of a lean kernel
-LEAN_EPILOGUE = 1.5  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
-CLUSTER_SUM = 0.5  # µs in which the blocks of a cluster exchange sums
+LEAN_RAMP = 3.14  # RAMP of a lean kernel
+LEAN_EPILOGUE = 1.73  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
+CLUSTER_SUM = 0.49  # µs in which the blocks of a cluster exchange sums
 OVERLAPPED = 0.62  # of what a wave that is not full costs where blocks share a multiprocessor
-DEPENDENT = 0.8  # µs of launch and fill that a dependent launch hides
+DEPENDENT = 0.98  # µs of launch and fill that a dependent launch hides
 EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
-LONELY = 0.34  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
+LONELY = 0.33  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
 LONELY_BELOW = 0.82  # ... on a GPU that is filled up to here
 CLUSTERED = {4: 0.88, 8: 0.85}  # share of the multiprocessors that clusters of this size can use
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
@@ -83,7 +84,7 @@ SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves 
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
 SHARPNESS = 6.5  # how nearly the tightest limit alone decides (a p-norm's p)
 FITTING = 3.5  # µs outside its main loops of a call whose tiles fit
-UNSUITED = 1.3  # times as long as such a call, from where on torch is the safer choice ...
+UNSUITED = 1.25  # times as long as such a call, from where on torch is the safer choice ...
 JUDGED_FROM = 8.0  # ... for calls with so many µs of main loops
 
 
@@ -191,7 +192,9 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     split = spec.scheduler == "stream_k"
     if split:
         rounds = max(1.0, full)
-    lonely = spec.dependent_launch and full < LONELY_BELOW
+    # Clusters along the tokens of a swapped kernel keep their multiprocessors to themselves.
+    paired = spec.swap and spec.cluster.m > 1
+    lonely = spec.dependent_launch and full < LONELY_BELOW and not paired
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0)
     whole = problem.k * size
     depth = whole / spec.split_k
@@ -205,10 +208,11 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     delivered = count * depth * (tile.m + tile.n)
     slower = STREAM_K if split else 1.0
     limits = {name: slower * rounds * main_loop for name, main_loop in main_loops.items()}
+    again = READ_AGAIN if problem.m > tile.m * spec.cluster.m else 1.0
     others = {
         "L2": shared / L2,
         "delivery": delivered / DELIVERY,
-        "HBM": problem.batch * _unique_bytes(problem) / HBM,
+        "HBM": again * problem.batch * _unique_bytes(problem) / HBM,
     }
     busy = _together((max(limits.values()), *others.values()))
     area = tile.m * tile.n / (128 * 128)
