@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemmsmith.attn.cost import tile_clocks
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.dtypes import DType
 
@@ -57,17 +58,5 @@ def ranked(
 
 
 def _cost(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
-    """Return the work of the busiest multiprocessor, in scores, over the speed of its tile."""
-    tiles = -(-problem.queries // spec.tile.query)
-    total = tiles * problem.heads * problem.batch
-    rounds = -(-total // sms)
-    most = float(problem.keys)
-    if problem.window:
-        most = min(most, problem.window + spec.tile.query)
-    if problem.causal and not problem.window:
-        # tiles of different lengths are dealt so that all get about the same
-        most = max(problem.keys * (tiles + 1) / (2 * tiles), problem.keys / rounds)
-    if problem.causal:
-        most += spec.tile.key / 2  # half of a tile on the diagonal is for nothing
-    per_key = spec.tile.query * (1 + 8 / spec.tile.key) * (1 + 16 / spec.tile.query)
-    return rounds * most * per_key
+    """Return the clocks that a kernel takes once it is launched."""
+    return tile_clocks(spec, problem, sms)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 
 from gemmsmith.attn.choose import AttentionProblem, misfit, ranked
 from gemmsmith.attn.config import load_attention
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.launcher import AttentionCall, AttentionKernel
 from gemmsmith.resources import configs_dir
 from gemmsmith.shelf import AttentionShelf
@@ -25,7 +27,7 @@ def plan_of(
     """Return the kernel for a call, or why none takes it."""
     if not shelf.specs:
         return "there is no attention kernel for this GPU"
-    order = ranked(shelf.specs, problem, call.sm_count)
+    order = _ranked(shelf, problem, call.sm_count)
     if not order:
         return min((misfit(spec, problem) for spec in shelf.specs), key=len)
     loaded = shelf.kernels()
@@ -39,3 +41,9 @@ def plan_of(
             return kernel
         reason = f"{kernel.name}: {kernel.explain(status)}"
     return reason
+
+
+@lru_cache(maxsize=4096)
+def _ranked(shelf: AttentionShelf, problem: AttentionProblem, sms: int) -> Sequence[AttentionSpec]:
+    """Return :func:`ranked` of the shelf's kernels, kept for the next call like this one."""
+    return ranked(shelf.specs, problem, sms)

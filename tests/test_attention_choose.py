@@ -1,0 +1,130 @@
+"""Which attention kernel takes a call: never one that measured more than 3 % slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attention_times import MEASURED, Cell
+from gemmsmith.arch import SM_90A
+from gemmsmith.attn.choose import AttentionProblem, misfit, ranked
+from gemmsmith.attn.config import load_attention
+from gemmsmith.attn.cost import tile_clocks
+from gemmsmith.attn.spec import AttentionSpec, AttentionTile
+from gemmsmith.dtypes import BF16, FP16
+from gemmsmith.resources import configs_dir
+
+DEFAULTS = tuple(
+    spec
+    for spec in load_attention(configs_dir() / "kernels")
+    if spec.schedule in ("pingpong", "cooperative")
+)
+SMS = 132
+CALL = AttentionProblem(
+    dtype=BF16,
+    batch=1,
+    queries=2048,
+    keys=2048,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    causal=True,
+    window=0,
+    paged=False,
+    packed=False,
+)
+
+
+def call_of(cell: Cell) -> AttentionProblem:
+    return replace(
+        CALL,
+        queries=cell.tokens,
+        keys=cell.tokens,
+        head_dim=cell.head_dim,
+        causal=cell.causal,
+    )
+
+
+def short(spec: AttentionSpec) -> str:
+    """Return the part of a name that the measurements have."""
+    return spec.name.split(f"_d{spec.head_dim}_")[1].removesuffix("_sm90a")
+
+
+def named(word: str, head_dim: int) -> AttentionSpec:
+    tile, stages, schedule = word.split("_")
+    return AttentionSpec(
+        arch=SM_90A,
+        dtype=BF16,
+        head_dim=head_dim,
+        tile=AttentionTile(*map(int, tile.split("x"))),
+        schedule="pingpong" if schedule == "pp" else "cooperative",
+        stages=int(stages.removeprefix("s")),
+    )
+
+
+@pytest.mark.parametrize("cell", MEASURED, ids=lambda cell: f"{cell[:3]}")
+def test_the_default_kernel_of_a_call_is_as_fast_as_any_that_was_timed(cell: Cell) -> None:
+    chosen = short(ranked(DEFAULTS, call_of(cell), SMS)[0])
+    best_default = min(cell.times[short(spec)] for spec in DEFAULTS if fits(spec, cell))
+    assert cell.times[chosen] <= best_default / 0.99
+    assert cell.times[chosen] <= min(cell.times.values()) / 0.98
+
+
+def fits(spec: AttentionSpec, cell: Cell) -> bool:
+    return spec.head_dim == cell.head_dim and not misfit(spec, call_of(cell))
+
+
+@pytest.mark.parametrize("cell", MEASURED, ids=lambda cell: f"{cell[:3]}")
+def test_of_all_kernels_that_were_timed_a_fast_one_is_chosen(cell: Cell) -> None:
+    specs = [named(word, cell.head_dim) for word in cell.times]
+    chosen = short(ranked(specs, call_of(cell), SMS)[0])
+    assert cell.times[chosen] <= min(cell.times.values()) / 0.94
+
+
+@pytest.mark.parametrize("cell", MEASURED, ids=lambda cell: f"{cell[:3]}")
+def test_the_cost_of_a_default_kernel_is_its_time(cell: Cell) -> None:
+    for spec in DEFAULTS:
+        if fits(spec, cell):
+            told = tile_clocks(spec, call_of(cell), SMS) / 1750 + 3.9  # clocks a us; the launch
+            assert told == pytest.approx(cell.times[short(spec)], rel=0.15)
+
+
+def test_smaller_heads_take_the_next_larger_kernel_and_odd_ones_none() -> None:
+    for size, kernel in ((8, 64), (72, 80), (88, 96), (104, 128), (136, 256)):
+        found = ranked(DEFAULTS, replace(CALL, head_dim=size), SMS)
+        assert {spec.head_dim for spec in found} == {kernel}
+    assert not ranked(DEFAULTS, replace(CALL, head_dim=100), SMS)
+    assert not ranked(DEFAULTS, replace(CALL, head_dim=264), SMS)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": FP16}, "takes bf16, the call has fp16"),
+        ({"head_dim": 136}, "takes heads up to 128, the call has 136"),
+        ({"head_dim": 100}, "head_dim 100 is no multiple of 8"),
+        ({"paged": True}, "does not read a block table"),
+        ({"keys": 0}, "there are no keys"),
+    ],
+)
+def test_why_a_kernel_does_not_take_a_call_is_said(change: dict[str, object], reason: str) -> None:
+    spec = named("128x128_s2_pp", 128)
+    assert not misfit(spec, CALL)
+    assert reason in misfit(spec, replace(CALL, **change))  # type: ignore[arg-type]
+
+
+def test_a_window_costs_its_keys_only() -> None:
+    spec = named("128x128_s2_pp", 128)
+    long = replace(CALL, queries=16384, keys=16384)
+    whole = tile_clocks(spec, long, SMS)
+    assert tile_clocks(spec, replace(long, window=16384), SMS) == pytest.approx(whole)
+    assert tile_clocks(spec, replace(long, window=1024), SMS) < whole / 5
+
+
+def test_few_queries_behind_a_cache_see_all_its_keys() -> None:
+    spec = named("128x128_s2_pp", 128)
+    few = replace(CALL, queries=128, keys=4096)
+    assert tile_clocks(spec, few, SMS) == pytest.approx(
+        tile_clocks(spec, replace(few, causal=False), SMS)
+    )
