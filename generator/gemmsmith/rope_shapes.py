@@ -110,11 +110,8 @@ def _check_type(name: str, tensor: Tensor, q: Tensor) -> None:
 
 def _check_like(name: str, tensor: Tensor, q: Tensor) -> None:
     _check_type(name, tensor, q)
-    if (
-        tensor.dim() != q.dim()
-        or tensor.shape[:-2] != q.shape[:-2]
-        or tensor.shape[-1] != q.shape[-1]
-    ):
+    *tokens, _, size = q.shape
+    if tensor.dim() != q.dim() or [*tensor.shape[:-2], tensor.shape[-1]] != [*tokens, size]:
         raise ArgumentError(
             f"{name} is {tuple(tensor.shape)}, q is {tuple(q.shape)}: all but the heads must agree"
         )
@@ -126,7 +123,7 @@ def _check_indices(name: str, tensor: Tensor, q: Tensor) -> None:
     if tensor.device != q.device:
         raise ArgumentTypeError(f"{name} is on {tensor.device}, q is on {q.device}")
     tokens = q.shape[:-2]
-    if not _expands(tensor.shape, tokens):
+    if tensor.shape != tokens and not _expands(tensor.shape, tokens):
         raise ArgumentError(
             f"{name} is {tuple(tensor.shape)}; {tuple(tokens)} is needed, or what expands to it"
         )
@@ -169,9 +166,10 @@ def _check_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def _check_written(name: str, tensor: Tensor) -> None:
-    if any(
-        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
+    strides = tensor.stride()
+    if 0 not in strides:
+        return
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
         raise ArgumentError(
             f"{name} is an expanded view, {tuple(tensor.shape)} by strides"
             f" {tuple(tensor.stride())}: its elements would be written more than once"
