@@ -127,3 +127,26 @@ def test_logits_and_text_are_the_originals_up_to_bf16_noise(models: Models, prom
     noise.check()
     if difference is not None:
         assert 0 <= difference.gap <= noise.original_max, str(difference)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_whole_blocks_write_the_originals_text_up_to_bf16_noise(
+    models: Models, prompt: str
+) -> None:
+    converted = copy.deepcopy(models.original)
+    report = convert(converted)
+    assert len(report.blocks) == 60
+    before = greedy(models.original, models.tokenizer, prompt, 64)
+    with count_kernels(converted) as counts:
+        after = greedy(converted, models.tokenizer, prompt, 64)
+    assert "torch" not in counts
+    assert sum(counts.values()) == 64 * (30 * 4 + 1)
+    given = models.tokenizer(prompt, return_tensors="pt").input_ids[0]
+    noise = measure(
+        models.in_fp32, models.original, converted, torch.cat((given, before.ids))[None]
+    )
+    difference = first_difference(before, after)
+    print(f"\n{prompt!r}: {noise}\n  64 tokens: {difference or 'the same text'}")
+    print(f"  {after.tokens_per_second:.0f} tokens/s, original {before.tokens_per_second:.0f}")
+    noise.check()
+    assert difference is None or 0 <= difference.gap <= noise.original_max, str(difference)
