@@ -33,6 +33,7 @@ CALL = AttentionProblem(
     window=0,
     paged=False,
     packed=False,
+    plain=True,
 )
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from fake_calls import call_of
 from gemmsmith.arch import SM_70, SM_80, SM_89, SM_90A
-from gemmsmith.dtypes import FP16, INT8, INT32
+from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
+from gemmsmith.dtypes import BF16, FP16, INT8, INT32
 from gemmsmith.errors import RenderError
 from gemmsmith.launcher.with_ctypes import CtypesLauncher
 from gemmsmith.render import (
@@ -27,6 +28,7 @@ from gemmsmith.render import (
     template_values,
 )
 from gemmsmith.resources import templates_dir
+from gemmsmith.rowspec import AnySpec
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Tile
 from real_kernels import (
     AMPERE,
@@ -53,7 +55,7 @@ MULTISTAGE = KernelSpec(
     schedule="multistage",
     store="smem",
 )
-FEATURES: dict[str, tuple[KernelSpec, ...]] = {
+FEATURES: dict[str, tuple[AnySpec, ...]] = {
     "multistage": (MULTISTAGE,),
     "cooperative": (COOPERATIVE,),
     "pingpong": (
@@ -105,6 +107,17 @@ FEATURES: dict[str, tuple[KernelSpec, ...]] = {
             alignment=Alignment(16, 16, 4),
         ),
     ),
+    "attention_decode": (
+        AttentionSpec(
+            arch=SM_90A,
+            dtype=BF16,
+            head_dim=128,
+            tile=AttentionTile(8, 128),
+            schedule="split_kv",
+            stages=1,
+            warps=AttentionWarps(1, 8),
+        ),
+    ),
     "int8_cooperative": (
         replace(
             COOPERATIVE,
@@ -118,7 +131,7 @@ FEATURES: dict[str, tuple[KernelSpec, ...]] = {
 }
 
 
-def _variants(specs: Sequence[KernelSpec]) -> list[str]:
+def _variants(specs: Sequence[AnySpec]) -> list[str]:
     return [str(template_values(spec)["variant"]) for spec in specs]
 
 
@@ -178,9 +191,10 @@ def test_files_are_named_after_a_kernel_or_after_the_group() -> None:
 def test_names_are_identifiers_and_unlike() -> None:
     specs = [spec for group in FEATURES.values() for spec in group]
     for spec in specs:
-        assert re.fullmatch(r"gemm_[a-z0-9_]+", spec.name)
-        base = "LeanGemm" if spec.schedule == "lean" else COLLECTIVE[spec.arch.api]
-        assert f"struct {spec.name} : {base}<" in render([spec]).text
+        assert re.fullmatch(r"(gemm|attention)_[a-z0-9_]+", spec.name)
+        if isinstance(spec, KernelSpec):
+            base = "LeanGemm" if spec.schedule == "lean" else COLLECTIVE[spec.arch.api]
+            assert f"struct {spec.name} : {base}<" in render([spec]).text
         assert f"namespace v_{_variants([spec])[0]} {{" in render([spec]).text
     assert len({spec.name for spec in specs}) == len(specs)
     assert len(set(_variants(specs))) == len(specs)

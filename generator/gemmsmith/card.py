@@ -240,13 +240,16 @@ def objection(spec: AnySpec, card: Card) -> str | None:
     if isinstance(spec, RowSpec) or not card.sass_inspected or spec.arch.runs_on != spec.arch.name:
         return None
     if isinstance(spec, AttentionSpec):
-        return _wrong_width(spec, card)
+        return _wrong_product(spec, card)
     return _wrong_instruction(spec, card)
 
 
-def _wrong_width(spec: AttentionSpec, card: Card) -> str | None:
-    if spec.schedule not in ("pingpong", "cooperative"):
-        return None
+def _wrong_product(spec: AttentionSpec, card: Card) -> str | None:
+    if spec.schedule == "split_kv":
+        if any(name.startswith("HMMA.16816.F32") for name in card.tensor_instructions):
+            return None
+        found = ", ".join(card.tensor_instructions) or "none"
+        return f"its machine code lacks HMMA.16816.F32 (tensor-core code: {found})"
     wanted = {spec.tile.key, spec.head_dim}
     matches = [_WIDTH.match(name) for name in card.tensor_instructions]
     widths = {int(match[1]) for match in matches if match}

@@ -77,12 +77,16 @@ def _flat(cluster: tuple[int, ...]) -> tuple[int, ...]:
     return cluster
 
 
-def _two_numbers(value: object) -> tuple[int, ...]:
+def _two_numbers(value: object, example: str = "tile: [128, 128]") -> tuple[int, ...]:
     whole = isinstance(value, list) and all(type(number) is int for number in value)
     if not isinstance(value, list) or not whole or len(value) != 2:
-        text = f"{value!r} is not [queries, keys]; write tile: [128, 128]"
+        text = f"{value!r} is not [queries, keys]; write {example}"
         raise PydanticCustomError("sentence", "{text}", {"text": text})
     return tuple(value)
+
+
+def _warps(value: object) -> tuple[int, ...]:
+    return _two_numbers(value, "warps: [1, 4]")
 
 
 def _one_block_each(value: object) -> object:
@@ -288,12 +292,18 @@ class AttentionKeys(_Block):
     ] = ()
     """Size of a head, or a list of them: 64, 80, 96, 128, 256. Smaller heads run padded."""
     tile: Annotated[tuple[int, ...], BeforeValidator(_two_numbers)] | None = None
-    """Tile of one block: queries and keys, for example [128, 128]."""
+    """Tile of one block: queries and keys, for example [128, 128]. Of split_kv, queries of all
+    heads that share one of k count."""
     stages: int = 2
     """Buffers for tiles of keys, and as many for values; 2 where not given."""
     schedule: AttentionSchedule = "pingpong"
     """pingpong: the warpgroups of a block multiply in turns, and one's softmax runs beside
-    another's products; cooperative: each as it comes (sm_90a)."""
+    another's products; cooperative: each as it comes (both sm_90a); split_kv: blocks share the keys
+    of a head, for few queries (sm_80 and later)."""
+    warps: Annotated[tuple[int, ...], BeforeValidator(_warps)] | None = None
+    """Warps of a split_kv block along queries and along keys, for example [1, 4]."""
+    cluster: int = 1
+    """Blocks of a split_kv kernel that put results together in shared memory: 1, 2, 4 or 8."""
 
 
 class AttentionFamilyKeys(AttentionKeys):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.attn.rules import shared_bytes
+from gemmsmith.attn.rules import launch_registers, shared_bytes
+from gemmsmith.attn.rules import threads as attention_threads
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.explain import explain_spec
 from gemmsmith.occupancy import Occupancy, occupancy
@@ -45,7 +46,8 @@ def inspect_kernel(spec: AnySpec, card: Card | None) -> Inspection:
     elif isinstance(spec, RowSpec):
         registers, threads, shared = 64, 1024, 0  # of the longest rows
     elif isinstance(spec, AttentionSpec):
-        registers, threads, shared = 168, 2 * spec.tile.query + 128, shared_bytes(spec)
+        registers, threads = launch_registers(spec), attention_threads(spec)
+        shared = shared_bytes(spec)
     else:
         report = explain_spec(spec)
         registers, threads, shared = (

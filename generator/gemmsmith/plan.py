@@ -36,6 +36,8 @@ _ROW_SECONDS = (1.0, 0.8)
 """The same of row kernels, which include no CUTLASS."""
 _ATTENTION_SECONDS = (12.0, 6.0)
 """The same of attention kernels, on CuTe's layouts."""
+_SPLIT_KV_SECONDS = (1.5, 4.8)
+"""The same of those that share the keys of a head, which include no CUTLASS."""
 _RARE_WIDTHS_SECONDS = 9.0
 """What the headers of further wgmma widths add to a translation unit."""
 
@@ -141,5 +143,5 @@ def _costs(kernel: AnySpec) -> tuple[float, float]:
     if isinstance(kernel, RowSpec):
         return _ROW_SECONDS
     if isinstance(kernel, AttentionSpec):
-        return _ATTENTION_SECONDS
+        return _SPLIT_KV_SECONDS if kernel.schedule == "split_kv" else _ATTENTION_SECONDS
     return _LEAN_SECONDS if kernel.schedule == "lean" else _SECONDS[kernel.store]

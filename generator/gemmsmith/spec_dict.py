@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
 from gemmsmith.arch import Architecture, parse_architecture, portable
-from gemmsmith.attn.spec import ATTENTION_SCHEDULES, AttentionSpec, AttentionTile
+from gemmsmith.attn.spec import (
+    ATTENTION_SCHEDULES,
+    AttentionSpec,
+    AttentionTile,
+    AttentionWarps,
+)
 from gemmsmith.dtypes import DType, parse_dtype
 from gemmsmith.rowspec import ROW_OPERATIONS, AnySpec, RowSpec
 from gemmsmith.spec import Activation, Alignment, Cluster, Gate, KernelSpec, Tile
 
-_TUPLES: dict[str, type[Tile] | type[Cluster] | type[Alignment]] = {
+_TUPLES: dict[str, Callable[..., Any]] = {
     "tile": Tile,
     "warp": Tile,
     "cluster": Cluster,
     "alignment": Alignment,
+}
+_ATTENTION_TUPLES: dict[str, Callable[..., Any]] = {
+    "tile": AttentionTile,
+    "warps": AttentionWarps,
 }
 _DTYPES = ("a", "b", "acc", "d", "dtype")
 _WORDS = {"activation": get_args(Activation), "gate": get_args(Gate)}
@@ -40,9 +49,8 @@ def spec_from_dict(values: Mapping[str, Any]) -> AnySpec:
     if unknown:
         raise ValueError(f"unknown {', '.join(unknown)}")
     try:
-        rich = {name: _rich(name, values[name]) for name in known & set(values)}
-        if kind is AttentionSpec:
-            rich["tile"] = AttentionTile(*values["tile"])
+        tuples = _ATTENTION_TUPLES if kind is AttentionSpec else _TUPLES
+        rich = {name: _rich(name, values[name], tuples) for name in known & set(values)}
         rich["arch"] = _architecture(values["arch"], values["runs_on"])
         spec: AnySpec = kind(**rich)
         hash(spec)  # TypeError where a list stands for a word
@@ -82,9 +90,9 @@ def _architecture(name: str, runs_on: str) -> Architecture:
     return row
 
 
-def _rich(name: str, value: Any) -> Any:
+def _rich(name: str, value: Any, tuples: Mapping[str, Callable[..., Any]]) -> Any:
     if name in _DTYPES:
         return parse_dtype(value)
-    if name in _TUPLES and value is not None:
-        return _TUPLES[name](*value)
+    if name in tuples and value is not None:
+        return tuples[name](*value)
     return value

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.attn.cost import tile_clocks
+from gemmsmith.attn.cost_split_kv import split_clocks
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.dtypes import DType
+
+_MOST_QUERIES = 64
+"""Queries up to which sharing keys among blocks is faster than torch's own kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class AttentionProblem:
     """0 for none."""
     paged: bool
     """Whether keys are found through a block table."""
+    plain: bool
+    """Whether torch's fast kernels can take it: no lengths, block table, window or softcap."""
     packed: bool
     """Whether sequences are packed one after the other."""
 
@@ -40,7 +46,12 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
         return f"{spec.name} takes heads up to {spec.head_dim}, the call has {problem.head_dim}"
     if problem.head_dim % 8:
         return f"head_dim {problem.head_dim} is no multiple of 8, which 16-byte copies need"
-    if problem.paged:
+    if spec.schedule == "split_kv":
+        if problem.packed:
+            return f"{spec.name} does not take packed sequences"
+        if problem.plain and problem.queries > _MOST_QUERIES:
+            return f"{spec.name} is for few queries: torch is faster with more than {_MOST_QUERIES}"
+    elif problem.paged:
         return f"{spec.name} does not read a block table"
     if problem.keys == 0:
         return "there are no keys"
@@ -59,4 +70,6 @@ def ranked(
 
 def _cost(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
     """Return the clocks that a kernel takes once it is launched."""
+    if spec.schedule == "split_kv":
+        return split_clocks(spec, problem, sms)
     return tile_clocks(spec, problem, sms)

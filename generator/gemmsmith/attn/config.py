@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gemmsmith.arch import Architecture, parse_architecture
-from gemmsmith.attn.spec import AttentionSpec, AttentionTile
+from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
 from gemmsmith.config_entries import files_of
 from gemmsmith.config_model import AttentionFamilyKeys, AttentionKeys, FileKeys
 from gemmsmith.config_problems import EXAMPLES, sentences
@@ -176,6 +176,8 @@ def _judged(
             tile=tile,
             schedule=keys.schedule,
             stages=keys.stages,
+            warps=None if keys.warps is None else AttentionWarps(*keys.warps),
+            cluster=keys.cluster,
         )
     except IllegalKernelError as error:
         return error.objections

@@ -12,6 +12,7 @@ from gemmsmith import direct
 from gemmsmith.arch import architecture_of
 from gemmsmith.attn.arguments import Attention, PackedAttention
 from gemmsmith.attn.choose import AttentionProblem
+from gemmsmith.attn.counters import zeros
 from gemmsmith.attn.kernels import default_attention_kernels, plan_of
 from gemmsmith.attn.with_torch import attend, attend_packed
 from gemmsmith.choose import Tuning
@@ -43,6 +44,7 @@ def run(call: Attention | PackedAttention, out: Tensor) -> None:
 
 def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
     index = out.get_device()
+    call = _laid_out(call)  # kept until the launch: what it copied must not be memory for others
     found = _planned(call, out, index)
     if isinstance(found, str):
         _say_once(found)
@@ -63,10 +65,12 @@ def launch_attention(kernel: AttentionKernel, filled: AttentionCall, device: tor
     status, size, counters = kernel.needs(filled)
     _check(kernel, status, filled)
     workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
-    if counters:
-        filled = filled._replace(counters=_zeros(index, raw_stream(index), counters).data_ptr())
+    stream = raw_stream(index)
+    zeroed = zeros(index, stream, counters) if counters else None
+    if zeroed is not None:
+        filled = filled._replace(counters=zeroed.data_ptr())
     address = 0 if workspace is None else workspace.data_ptr()
-    _check(kernel, kernel.launch(filled, address, raw_stream(index)), filled)
+    _check(kernel, kernel.launch(filled, address, stream), filled)
 
 
 def _planned(
@@ -106,13 +110,30 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
         window=call.window or 0,
         paged=isinstance(call, Attention) and call.block_table is not None,
         packed=not dense,
+        plain=isinstance(call, Attention)
+        and call.lengths is None
+        and call.block_table is None
+        and call.window is None
+        and call.softcap is None,
     )
+
+
+def _laid_out(call: Attention | PackedAttention) -> Attention | PackedAttention:
+    """Return the call with numbers of sequences next to each other, as kernels read them."""
+    if isinstance(call, PackedAttention):
+        return call._replace(cu_q=call.cu_q.contiguous(), cu_k=call.cu_k.contiguous())
+    lengths, table = call.lengths, call.block_table
+    if lengths is not None:
+        lengths = lengths.contiguous()
+    if table is not None and table.stride(-1) != 1:
+        table = table.contiguous()
+    return call._replace(lengths=lengths, block_table=table)
 
 
 def attention_call(
     call: Attention | PackedAttention, out: Tensor, index: int, sm_count: int
 ) -> AttentionCall:
-    """Return a checked call as the C interface takes it."""
+    """Return a checked call as the C interface takes it; lengths and tables lie as it wants."""
     problem = problem_of(call)
     q, k, v = call.q, call.k, call.v
     packed, paged = problem.packed, problem.paged
@@ -120,11 +141,7 @@ def attention_call(
     if isinstance(call, Attention):
         lengths, table = call.lengths, call.block_table
     else:
-        cu_q, cu_k = call.cu_q.contiguous(), call.cu_k.contiguous()
-    if lengths is not None:
-        lengths = lengths.contiguous()
-    if table is not None and table.stride(-1) != 1:
-        table = table.contiguous()
+        cu_q, cu_k = call.cu_q, call.cu_k
     return AttentionCall(
         q=q.data_ptr(),
         k=k.data_ptr(),
@@ -170,12 +187,6 @@ def attention_call(
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-@cache
-def _zeros(index: int, stream: int, count: int) -> Tensor:
-    """Return counters that the kernels of one stream leave as they found them: zero."""
-    return torch.zeros(count, dtype=torch.int32, device=f"cuda:{index}")
 
 
 def _check(kernel: AttentionKernel, status: int, call: AttentionCall) -> None:

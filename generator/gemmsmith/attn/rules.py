@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from gemmsmith.attn import rules_split_kv
 from gemmsmith.dtypes import BF16, FP16
 from gemmsmith.errors import Objection
 from gemmsmith.footprint import nearest_multiple
@@ -29,12 +30,26 @@ def padded_head(head_dim: int) -> int:
 
 def shared_bytes(spec: AttentionSpec) -> int:
     """Return the shared memory of a block."""
+    if spec.schedule == "split_kv":
+        return rules_split_kv.shared_bytes(spec)
     rows = spec.tile.query + 2 * spec.stages * spec.tile.key
     return rows * padded_head(spec.head_dim) * spec.dtype.bytes + _BARRIER_BYTES
 
 
+def threads(spec: AttentionSpec) -> int:
+    """Return the threads of a block."""
+    if spec.schedule == "split_kv":
+        return rules_split_kv.threads(spec)
+    return 2 * spec.tile.query + 128
+
+
+def launch_registers(spec: AttentionSpec) -> int:
+    """Return about how many registers a thread has at launch."""
+    return rules_split_kv.registers(spec) if spec.schedule == "split_kv" else 168
+
+
 def registers(spec: AttentionSpec) -> int:
-    """Return the registers that sums, scores and probabilities take of a thread."""
+    """Return the registers that sums, scores and probabilities take of a warpgroup's thread."""
     return spec.head_dim // 2 + spec.tile.key // 2 + spec.tile.key // 4
 
 
@@ -67,6 +82,11 @@ def objections(spec: AttentionSpec) -> Iterator[Objection]:
 
 def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
     """What the kernels on wgmma and TMA ask."""
+    for key, default in (("warps", None), ("cluster", 1)):
+        if getattr(spec, key) != default:
+            yield Objection(
+                key=key, reason=f"{key} goes with schedule split_kv", fix="leave it out"
+            )
     if spec.arch.name != "sm_90a":
         yield Objection(
             key="schedule",
@@ -111,5 +131,6 @@ def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
 _RULES: dict[str, Callable[[AttentionSpec], Iterator[Objection]]] = {
     "pingpong": _hopper,
     "cooperative": _hopper,
+    "split_kv": rules_split_kv.split_kv,
 }
 """By schedule: the rules of its kernels. A schedule is a template, too."""

@@ -10,17 +10,31 @@ from gemmsmith.attn.rules import objections
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import IllegalKernelError
 
-AttentionSchedule = Literal["pingpong", "cooperative"]
+AttentionSchedule = Literal["pingpong", "cooperative", "split_kv"]
 ATTENTION_SCHEDULES: tuple[AttentionSchedule, ...] = get_args(AttentionSchedule)
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 """Sizes of a head that kernels are made for; smaller ones run in the next larger kernel."""
 
-_WORDS: dict[AttentionSchedule, str] = {"pingpong": "pp", "cooperative": "coop"}
+_WORDS: dict[AttentionSchedule, str] = {
+    "pingpong": "pp",
+    "cooperative": "coop",
+    "split_kv": "split",
+}
 
 
 class AttentionTile(NamedTuple):
     """Queries and keys that one block has to do with at a time."""
+
+    query: int
+    key: int
+
+    def __str__(self) -> str:
+        return f"{self.query}x{self.key}"
+
+
+class AttentionWarps(NamedTuple):
+    """Warps of a block along queries and along keys."""
 
     query: int
     key: int
@@ -44,12 +58,18 @@ class AttentionSpec:
     head_dim: int
     """Largest size of a head; smaller ones are padded with zeros inside."""
     tile: AttentionTile
-    """Queries and keys of a block."""
+    """Queries and keys of a block. Of ``split_kv`` kernels, queries of all heads count that share
+    one of k."""
     schedule: AttentionSchedule
     """``pingpong``: one warpgroup's softmax runs while the others multiply, in turns;
-    ``cooperative``: they run as they come."""
+    ``cooperative``: they run as they come; ``split_kv``: blocks share the keys of a head, for few
+    queries."""
     stages: int
     """Buffers for tiles of keys, and as many for values."""
+    warps: AttentionWarps | None = None
+    """How a ``split_kv`` block's warps divide its tile; others have warpgroups of 64 queries."""
+    cluster: int = 1
+    """Blocks of a ``split_kv`` kernel that put their results together in shared memory."""
 
     def __post_init__(self) -> None:
         broken = tuple(objections(self))
@@ -59,8 +79,10 @@ class AttentionSpec:
     @property
     def name(self) -> str:
         """The kernel's name in reports, files, C++ symbols, logs and tables."""
+        warps = "" if self.warps is None else f"_w{self.warps}"
+        cluster = "" if self.cluster == 1 else f"_c{self.cluster}"
         return (
-            f"attention_{self.dtype.name}_d{self.head_dim}_{self.tile}_s{self.stages}"
+            f"attention_{self.dtype.name}_d{self.head_dim}_{self.tile}{warps}_s{self.stages}{cluster}"
             f"_{_WORDS[self.schedule]}_{self.arch.suffix}"
         )
 

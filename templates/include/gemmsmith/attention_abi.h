@@ -37,7 +37,8 @@ typedef struct gemmsmith_attention {
   uint32_t *counters;     /* as many as the kernel asks for, zero before and after it has run */
 } gemmsmith_attention;
 
-/* One attention kernel; statuses are those of gemmsmith_kernel. */
+/* One attention kernel. A status of 0 is success, negative ones are -cudaError_t, positive ones the
+ * kernel's own, as its explain words them. */
 typedef struct gemmsmith_attention_kernel {
   const char *name;     /* AttentionSpec.name */
   int32_t threads;      /* threads of a block */

@@ -1,0 +1,381 @@
+/* What templates/include/gemmsmith/warp_instructions.h offers, for a CPU, and the launches of CUDA's runtime: each
+ * thread of a cluster is a coroutine that gives way where threads meet. Clusters run one after another, in an
+ * order of the caller's choice. Copies in the background land as late as the kernel's waits allow, or at once.
+ */
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#define threadIdx (emulated::here().thread)
+#define blockIdx (emulated::here().block)
+#define gridDim (emulated::grid_size)
+
+namespace emulated {
+
+struct Barrier {
+  int arrived = 0, generation = 0;
+};
+struct Copy {
+  uint32_t target;
+  uint8_t bytes[16];
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(256 << 10);
+  uint3 thread, block;
+  int rank, warp; /* block of the cluster; warp of the cluster */
+  int cluster_generation;
+  bool done;
+  std::vector<Copy> group;
+  std::deque<std::vector<Copy>> groups;
+  alignas(16) unsigned char slot[32];
+};
+struct Block {
+  std::vector<uint8_t> shared;
+  Barrier named[16];
+};
+
+static std::vector<Fiber *> fibers;
+static std::vector<Block> blocks;
+static std::vector<Barrier> warps;
+static Barrier cluster;
+static int current, count, threads;
+static dim3 grid_size;
+static ucontext_t scheduler;
+static void (*body)(void *, void *);
+static void *function, *argument;
+
+inline Fiber &here() { return *fibers[current]; }
+inline void give_way() { swapcontext(&here().context, &scheduler); }
+inline int arrive(Barrier &barrier, int members) {
+  int const generation = barrier.generation;
+  if (++barrier.arrived == members) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  }
+  return generation;
+}
+inline void await(Barrier &barrier, int generation) {
+  while (barrier.generation == generation) {
+    give_way();
+  }
+}
+inline void wait(Barrier &barrier, int members) { await(barrier, arrive(barrier, members)); }
+inline void meet_warp() { wait(warps[here().warp], 32); }
+template <class Value>
+Value of_lane(int lane) { /* what that lane of the warp has put into its slot */
+  Value value;
+  std::memcpy(&value, fibers[here().warp * 32 + lane]->slot, sizeof value);
+  return value;
+}
+template <class Value>
+void put(Value const &value) {
+  static_assert(sizeof value <= sizeof(Fiber::slot), "a slot holds it");
+  std::memcpy(here().slot, &value, sizeof value);
+}
+inline uint8_t *shared(int rank, uint32_t address, size_t bytes) {
+  if (address + bytes > blocks[rank].shared.size()) {
+    __builtin_trap();
+  }
+  return blocks[rank].shared.data() + address;
+}
+inline void land(Copy const &copy) { std::memcpy(shared(here().rank, copy.target, 16), copy.bytes, 16); }
+
+inline void enter() {
+  body(function, argument);
+  here().done = true;
+  give_way();
+}
+
+}  // namespace emulated
+
+extern "C" {
+__attribute__((visibility("default"))) int emulated_at_once = 4, emulated_seed = 0, emulated_eager = 0;
+__attribute__((visibility("default"))) int emulated_early = 0;
+}
+
+namespace emulated {
+
+inline void run_cluster(std::vector<uint3> const &places, size_t shared_bytes) {
+  count = threads * int(places.size());
+  while (int(fibers.size()) < count) {
+    fibers.push_back(new Fiber);
+  }
+  blocks.assign(places.size(), Block{});
+  for (Block &block : blocks) {
+    block.shared.assign(shared_bytes, 0xff); /* NaN of every type */
+  }
+  warps.assign(count / 32, Barrier{});
+  cluster = Barrier{};
+  for (int index = 0; index < count; ++index) {
+    Fiber &fiber = *fibers[index];
+    fiber.rank = index / threads;
+    fiber.warp = index / 32;
+    fiber.thread = {unsigned(index % threads), 0, 0};
+    fiber.block = places[fiber.rank];
+    fiber.done = false;
+    fiber.group.clear();
+    fiber.groups.clear();
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+  }
+  for (int left = count; left > 0;) {
+    left = 0;
+    for (current = 0; current < count; ++current) {
+      if (!here().done) {
+        swapcontext(&scheduler, &here().context);
+        left += !here().done;
+      }
+    }
+  }
+}
+
+template <class Params>
+void call(void *kernel, void *params) {
+  reinterpret_cast<void (*)(Params)>(kernel)(*static_cast<Params *>(params));
+}
+
+}  // namespace emulated
+
+#pragma push_macro("gridDim")
+#undef gridDim
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **values) {
+  using namespace emulated;
+  unsigned size = 1;
+  for (unsigned index = 0; index < config->numAttrs; ++index) {
+    cudaLaunchAttribute const &attribute = config->attrs[index];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      size = attribute.val.clusterDim.x;
+    }
+    emulated_early += attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
+  }
+  grid_size = config->gridDim;
+  threads = int(config->blockDim.x);
+  if (grid_size.x % size || threads % 32 || config->dynamicSmemBytes > 232448) {
+    return cudaErrorInvalidConfiguration;
+  }
+  function = const_cast<void *>(kernel);
+  argument = values[0];
+  std::vector<unsigned> order(grid_size.x / size * grid_size.y * grid_size.z);
+  std::iota(order.begin(), order.end(), 0u);
+  if (emulated_seed) {
+    std::shuffle(order.begin(), order.end(), std::mt19937(emulated_seed));
+  }
+  for (unsigned index : order) {
+    unsigned const x = index % (grid_size.x / size) * size, rest = index / (grid_size.x / size);
+    std::vector<uint3> places;
+    for (unsigned rank = 0; rank < size; ++rank) {
+      places.push_back({x + rank, rest % grid_size.y, rest / grid_size.y});
+    }
+    run_cluster(places, config->dynamicSmemBytes);
+  }
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **values, size_t bytes,
+                                        cudaStream_t stream) {
+  cudaLaunchConfig_t config{grid, block, bytes, stream, nullptr, 0};
+  return cudaLaunchKernelExC(&config, kernel, values);
+}
+#pragma pop_macro("gridDim")
+
+extern "C" cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaSuccess; }
+extern "C" cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int, size_t) {
+  *blocks = emulated_at_once;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *, const cudaLaunchConfig_t *) {
+  *clusters = emulated_at_once;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaDriverGetVersion(int *version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaGetLastError() { return cudaSuccess; }
+extern "C" const char *cudaGetErrorString(cudaError_t) { return "emulated error"; }
+
+using std::max;
+using std::min;
+
+inline void __syncthreads() { emulated::wait(emulated::blocks[emulated::here().rank].named[0], emulated::threads); }
+inline void __syncwarp() { emulated::meet_warp(); }
+template <class Value>
+Value __shfl_sync(unsigned, Value value, int lane) {
+  emulated::put(value);
+  emulated::meet_warp();
+  value = emulated::of_lane<Value>(lane);
+  emulated::meet_warp();
+  return value;
+}
+template <class Value>
+Value __shfl_xor_sync(unsigned mask, Value value, int distance) {
+  return __shfl_sync(mask, value, int(emulated::here().thread.x % 32) ^ distance);
+}
+inline int __any_sync(unsigned, bool value) {
+  emulated::put(value);
+  emulated::meet_warp();
+  bool any = false;
+  for (int lane = 0; lane < 32; ++lane) {
+    any |= emulated::of_lane<bool>(lane);
+  }
+  emulated::meet_warp();
+  return any;
+}
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline float __fdividef(float left, float right) { return left / right; }
+
+namespace gemmsmith {
+
+inline uint8_t *dynamic_shared() { return emulated::shared(emulated::here().rank, 0, 0); }
+inline uint32_t shared_address(void const *pointer) {
+  return uint32_t(static_cast<uint8_t const *>(pointer) - dynamic_shared());
+}
+inline uint64_t leaves_first() { return 0; }
+
+inline void copy_async(uint32_t target, void const *source, bool real, uint64_t) {
+  emulated::Copy copy{target, {}};
+  if (target % 16 || (real && reinterpret_cast<uintptr_t>(source) % 16)) {
+    __builtin_trap();
+  }
+  if (real) {
+    std::memcpy(copy.bytes, source, 16);
+  }
+  if (emulated_eager) {
+    emulated::land(copy);
+  } else {
+    emulated::here().group.push_back(copy);
+  }
+}
+inline void commit_copies() {
+  emulated::here().groups.push_back(emulated::here().group);
+  emulated::here().group.clear();
+}
+template <int kPending>
+void await_copies() {
+  while (int(emulated::here().groups.size()) > kPending) {
+    for (emulated::Copy const &copy : emulated::here().groups.front()) {
+      emulated::land(copy);
+    }
+    emulated::here().groups.pop_front();
+  }
+}
+inline void meet(int barrier, int threads) {
+  emulated::wait(emulated::blocks[emulated::here().rank].named[barrier], threads);
+}
+
+inline void load(uint32_t (&words)[4], uint32_t address, bool transposed) {
+  int const lane = int(emulated::here().thread.x) % 32, g = lane / 4, t = lane % 4;
+  if (address % 16) {
+    __builtin_trap();
+  }
+  emulated::put(address);
+  emulated::meet_warp();
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t halves[2];
+    for (int i = 0; i < 2; ++i) {
+      int const row = transposed ? 2 * t + i : g, column = transposed ? g : 2 * t + i;
+      uint32_t const at = emulated::of_lane<uint32_t>(8 * matrix + row) + 2 * column;
+      std::memcpy(&halves[i], emulated::shared(emulated::here().rank, at, 2), 2);
+    }
+    words[matrix] = uint32_t(halves[1]) << 16 | halves[0];
+  }
+  emulated::meet_warp();
+}
+inline void load_matrices(uint32_t (&words)[4], uint32_t address) { load(words, address, false); }
+inline void load_transposed(uint32_t (&words)[4], uint32_t address) { load(words, address, true); }
+inline uint32_t transpose(uint32_t word) {
+  int const lane = int(emulated::here().thread.x) % 32, g = lane / 4, t = lane % 4;
+  emulated::put(word);
+  emulated::meet_warp();
+  uint32_t result = 0;
+  for (int i = 0; i < 2; ++i) { /* element (2t + i, g) */
+    uint32_t const theirs = emulated::of_lane<uint32_t>((2 * t + i) * 4 + g / 2);
+    result |= (theirs >> 16 * (g % 2) & 0xffff) << 16 * i;
+  }
+  emulated::meet_warp();
+  return result;
+}
+
+inline float number(uint32_t bits, __nv_bfloat16) { return __uint_as_float(bits << 16); }
+inline float number(uint32_t bits, __half) { return __half2float(__half(__half_raw{uint16_t(bits)})); }
+
+template <class Element>
+void multiply(float (&sums)[4], uint32_t const (&a)[4], uint32_t const (&b)[2], Element type) {
+  struct Words {
+    uint32_t a[4], b[2];
+  } words{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  int const lane = int(emulated::here().thread.x) % 32, g = lane / 4, t = lane % 4;
+  emulated::put(words);
+  emulated::meet_warp();
+  for (int i = 0; i < 4; ++i) {
+    int const row = g + i / 2 * 8, column = 2 * t + i % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      uint32_t const left = emulated::of_lane<Words>(row % 8 * 4 + k % 8 / 2).a[k / 8 * 2 + row / 8];
+      uint32_t const right = emulated::of_lane<Words>(column * 4 + k % 8 / 2).b[k / 8];
+      int const shift = 16 * (k % 2);
+      sum += number(left >> shift & 0xffff, type) * number(right >> shift & 0xffff, type);
+    }
+    sums[i] += sum;
+  }
+  emulated::meet_warp();
+}
+
+inline uint32_t bits(float value, __nv_bfloat16) {
+  __nv_bfloat16_raw const raw = __float2bfloat16_rn(value);
+  return raw.x;
+}
+inline uint32_t bits(float value, __half) {
+  __half_raw const raw = __float2half_rn(value);
+  return raw.x;
+}
+template <class Element>
+uint32_t pack_pair(float low, float high, Element type) {
+  return bits(high, type) << 16 | bits(low, type);
+}
+inline float power_of_two(float x) { return std::exp2(x); }
+inline uint32_t count_arrival(uint32_t *counter, uint32_t last) {
+  uint32_t const before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+}
+template <class Value>
+Value load_shared_by_all(Value const *from) {
+  return *from;
+}
+inline uint32_t rank_in_cluster() { return uint32_t(emulated::here().rank); }
+inline void arrive_in_cluster() {
+  emulated::here().cluster_generation = emulated::arrive(emulated::cluster, emulated::count);
+}
+inline void await_cluster() { emulated::await(emulated::cluster, emulated::here().cluster_generation); }
+inline float4 load_of_rank(uint32_t address, uint32_t rank) {
+  float4 value;
+  std::memcpy(&value, emulated::shared(int(rank), address, 16), 16);
+  return value;
+}
+
+}  // namespace gemmsmith
