@@ -236,3 +236,15 @@ def test_a_padded_batch_of_bert_is_read_to_its_lengths() -> None:
         short: Tensor = attention(x[1:, :5])[0]
     assert y[0].isfinite().all()
     assert torch.equal(y[1, :5], short[0])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_layers_that_run_on_gemmsmith_become_blocks_later(int8: bool) -> None:
+    """Int8 layers only where their column scales are alike, as without samples."""
+    model = random_model("llama")
+    how: dict[str, Any] = {"dtype": "int8", "max_error": 1} if int8 else {}
+    ours, _ = converted(model, blocks=False, **how)
+    y = first_output(ours, tokens())
+    report = convert(ours, **how)
+    assert (len(report.swapped), len(report.already), len(report.blocks)) == (0, 15, 4)
+    assert rms(first_output(ours, tokens()) - y) <= 0.02 * rms(y)

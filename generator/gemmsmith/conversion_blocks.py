@@ -66,7 +66,7 @@ def plan_blocks(model: torch.nn.Module) -> list[Plan]:
                 kind=type(module).__qualname__,
                 ours=ours,
                 above=above,
-                dtype=next(iter(module.parameters())).dtype,
+                dtype=_dtype(module),
                 reason=reason or ours.obstacle(module, above),
             )
         )
@@ -79,6 +79,12 @@ def _above(name: str, modules: Mapping[str, torch.nn.Module]) -> torch.nn.Module
         if hasattr(modules[name], "rotary_emb"):
             return modules[name]
     return None
+
+
+def _dtype(module: torch.nn.Module) -> torch.dtype:
+    """Return what a block reads and writes; bf16 where layers that are int8 already do not say."""
+    dtype = next(iter(module.parameters())).dtype
+    return torch.bfloat16 if dtype == torch.int8 else dtype
 
 
 def _parts_missing(module: torch.nn.Module, ours: type[Block]) -> str:
