@@ -64,10 +64,12 @@ def test_generate() -> None:
         find_gguf()
     except ModelFileError as error:
         pytest.skip(str(error))
-    out = run("generate.py", "The capital of France is", "--tokens", "4", "--compare")
-    assert "100.0% of the linear FLOPs" in out
+    out = run("generate.py", "The capital of France is", "Once", "--tokens", "4", "--compare")
     assert out.count("The capital of France is Paris") == 2
-    assert f"{4 * 121:>8} × " in out
+    assert re.search(r"decode: \d+\.\d tokens a second, 2 at a time; ", out)
+    assert re.search(r"transformers, eager: \d+\.\d tokens a second", out)
+    assert ("on the CPU, without graphs" in out) == (not torch.cuda.is_available())
+    assert "both texts agree" in out or re.search(r"token \d differs", out)
 
 
 def test_int8_model() -> None:

@@ -89,6 +89,17 @@ def test_int8_is_close(device: str) -> None:
     assert relative(logits, plain(tokens[:, :7])[:, -1].cpu().double()) < 0.02
 
 
+def test_an_int8_decoder_may_change_without_the_one_it_is_of() -> None:
+    ours, tokens = decoder(BF16), ids(1, 9)
+    before = ours(tokens)
+    made = ours.to_int8()
+    for name, tensor in made.state_dict().items():
+        if "norm" in name:
+            tensor.mul_(2)
+    made.load_state_dict(ours.to_int8(ids(4, 32)).state_dict())
+    assert torch.equal(ours(tokens), before)
+
+
 def test_column_scales_become_part_of_the_norms() -> None:
     ours = decoder(BF16)
     norm = ours.layers[0].attention_norm  # type: ignore[union-attr]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +11,11 @@ from torch.nn import functional
 
 from gemmsmith.errors import ArgumentError
 from gemmsmith.nn.cache import KVCache
+from gemmsmith.nn.decoding import Continued, generate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gemmsmith.nn.decoder_layer import DecoderLayer
     from gemmsmith.nn.norm import RMSNorm
     from gemmsmith.nn.prepared import PreparedLinear
@@ -66,10 +69,40 @@ class Decoder(torch.nn.Module):
 
         return from_transformers(model)
 
+    @classmethod
+    def from_gguf(
+        cls,
+        path: Path | str,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+    ) -> Decoder:
+        """Return the decoder of a GGUF file of Llama's kind, dequantised; needs torch alone.
+
+        Raises:
+            GgufError: where the file cannot be read.
+            ArgumentError: where it holds another kind of model.
+        """
+        from gemmsmith.nn.gguf_checkpoint import from_gguf
+
+        return from_gguf(path, dtype, device)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        *,
+        stop: Collection[int] = (),
+        graph: bool | None = None,
+        keep_logits: bool = False,
+    ) -> Continued:
+        """Return what is likeliest after prompts, a token at a time (see
+        :func:`gemmsmith.nn.decoding.generate`)."""
+        return generate(self, prompts, tokens, stop=stop, graph=graph, keep_logits=keep_logits)
+
     def to_int8(self, samples: Tensor | None = None) -> Decoder:
         """Return the decoder with int8 weights and activations in all its products (W8A8).
 
-        This one stays as it is; the embedding is shared.
+        This one stays as it is; both share the embedding's memory alone.
 
         Args:
             samples: token ids (B, S) of a text like those that the model will see. With them each

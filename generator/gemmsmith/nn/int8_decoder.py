@@ -58,15 +58,16 @@ def _int8_layer(layer: DecoderLayer, x: Tensor | None) -> DecoderLayer:
 
 
 def _folded(norm: RMSNorm, reader: Int8Linear) -> RMSNorm:
-    """Return a norm that does what the column scale of its reader does, which loses it.
+    """Return a norm of its own memory that does what the column scale of its reader does, which
+    loses it.
 
     Exact, as such scales are powers of two; where a product leaves the dtype's range, both stay.
     """
     scale = reader.column_scale
     if scale is None:
-        return RMSNorm(norm.weight, norm.eps)
+        return RMSNorm(norm.weight.detach().clone(), norm.eps)
     weight = norm.weight * scale.to(norm.weight.dtype)
     if not torch.equal(weight / scale.to(weight.dtype), norm.weight):
-        return RMSNorm(norm.weight, norm.eps)
+        return RMSNorm(norm.weight.detach().clone(), norm.eps)
     reader.register_parameter("column_scale", None)
     return RMSNorm(weight, norm.eps)
