@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmsmith.arch import Architecture, parse_architecture
+from gemmsmith.attn.config import load_attention
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.config_entries import read_entries
 from gemmsmith.config_entry import Entry
 from gemmsmith.config_model import schema
 from gemmsmith.errors import ConfigError, Problem
 from gemmsmith.spec import KernelSpec
 
-__all__ = ["Entry", "inspect_file", "load_specs", "schema", "skipped_entries"]
+__all__ = ["Entry", "inspect_file", "load_kernels", "load_specs", "schema", "skipped_entries"]
 
 
 def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[KernelSpec, ...]:
-    """Return the kernels of a YAML file, or of all in a folder, in their order and each once.
+    """Return the GEMM kernels of a YAML file, or of all in a folder, in their order and each once.
 
     ``arch`` keeps the kernels of these architectures only. A kernel asked for twice is returned
     once, with a warning. Kernels that are skipped are left out (:func:`skipped_entries`).
@@ -31,6 +33,50 @@ def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[
         UnknownArchitectureError: where a word of ``arch`` names no architecture.
     """
     wanted = _wanted(arch)
+    specs, entries = _gemms(path)
+    if not specs and not entries:
+        message = "asks for attention kernels alone; this is about GEMMs, under the key families"
+        raise ConfigError([Problem(file=str(path), line=0, message=message)])
+    kept = tuple(spec for spec in specs if wanted is None or spec.arch in wanted)
+    if not kept:
+        raise _nothing_left(path, specs, entries, wanted or ())
+    return kept
+
+
+def load_kernels(
+    path: Path | str, *, arch: Sequence[str] | None = None
+) -> tuple[tuple[KernelSpec, ...], tuple[AttentionSpec, ...]]:
+    """Return the GEMM and the attention kernels of a file or folder, as :func:`load_specs` does.
+
+    Raises:
+        ConfigError: with every problem of every file, or where neither kind has a kernel left.
+        UnknownArchitectureError: where a word of ``arch`` names no architecture.
+    """
+    wanted = _wanted(arch)
+    problems: list[Problem] = []
+    attention: tuple[AttentionSpec, ...] = ()
+    specs: tuple[KernelSpec, ...] = ()
+    entries: list[Entry] = []
+    try:
+        specs, entries = _gemms(path)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        attention = load_attention(path)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        each = dict.fromkeys(problems)  # what is wrong with the YAML itself both have found
+        raise ConfigError(sorted(each, key=lambda problem: (problem.file, problem.line)))
+    kept = tuple(spec for spec in specs if wanted is None or spec.arch in wanted)
+    kept_attention = tuple(spec for spec in attention if wanted is None or spec.arch in wanted)
+    if not kept and not kept_attention:
+        raise _nothing_left(path, (*specs, *attention), entries, wanted or ())
+    return kept, kept_attention
+
+
+def _gemms(path: Path | str) -> tuple[tuple[KernelSpec, ...], list[Entry]]:
+    """Return the GEMM kernels, each once, and all entries."""
     entries, problems = read_entries(Path(path))
     problems += [problem for entry in entries for problem in entry.problems]
     if problems:
@@ -49,24 +95,29 @@ def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[
             warnings.warn(
                 f"{here}: {entry.spec.name} is already asked for at {earlier.file}:{earlier.line};"
                 " it is built once",
-                stacklevel=2,
+                stacklevel=3,
             )
     if problems:
         raise ConfigError(problems)
-    specs = tuple(entry.spec for entry in first.values() if entry.spec is not None)
-    kept = tuple(spec for spec in specs if wanted is None or spec.arch in wanted)
-    if not kept:
-        have = ", ".join(dict.fromkeys(spec.arch.name for spec in specs))
-        asked = ", ".join(row.name for row in wanted or ())
-        message = f"has kernels for {have}, none for {asked or 'an empty list of architectures'}"
-        why = dict.fromkeys(
-            f"{entry.title}: {entry.reason}"
-            for entry in entries
-            if entry.skipped and entry.arch in (wanted or ())
-        )
-        message += "".join(f"\n  skipped {reason}" for reason in why)
-        raise ConfigError([Problem(file=str(path), line=0, message=message)])
-    return kept
+    return tuple(entry.spec for entry in first.values() if entry.spec is not None), entries
+
+
+def _nothing_left(
+    path: Path | str,
+    specs: Sequence[KernelSpec | AttentionSpec],
+    entries: Sequence[Entry],
+    wanted: Sequence[Architecture],
+) -> ConfigError:
+    have = ", ".join(dict.fromkeys(spec.arch.name for spec in specs))
+    asked = ", ".join(row.name for row in wanted)
+    message = f"has kernels for {have}, none for {asked or 'an empty list of architectures'}"
+    why = dict.fromkeys(
+        f"{entry.title}: {entry.reason}"
+        for entry in entries
+        if entry.skipped and entry.arch in wanted
+    )
+    message += "".join(f"\n  skipped {reason}" for reason in why)
+    return ConfigError([Problem(file=str(path), line=0, message=message)])
 
 
 def inspect_file(path: Path | str) -> tuple[Entry, ...]:

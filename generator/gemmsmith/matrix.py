@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import gemmsmith
 from gemmsmith.arch import Architecture, portable
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.build import build
 from gemmsmith.card import Card
 from gemmsmith.cuda import dotted, target_objection
@@ -21,6 +22,8 @@ from gemmsmith.toolchain import Toolchain
 from gemmsmith.toolchains import Toolkit, survey
 
 State = Literal["built", "to build", "skipped", "failed"]
+Kept: TypeAlias = KernelSpec | AttentionSpec
+"""What has a place in the matrix."""
 
 PORTABLE = "sm_90"
 """The one target that kernels of other architectures can be compiled for."""
@@ -32,7 +35,7 @@ class Cell:
 
     arch: str
     dtype: str
-    """Element type of A and B."""
+    """Element type of A and B; of q, k and v."""
     toolkit: str
     """CUDA release, for example ``13.0``; empty where this machine has none for the cell."""
     nvcc: str
@@ -100,12 +103,12 @@ class _Slot:
 
     cell: Cell
     """With the reason for which it is skipped, or failed, where there is one."""
-    specs: tuple[KernelSpec, ...] = ()
+    specs: tuple[Kept, ...] = ()
     toolchain: Toolchain | None = field(default=None)
 
 
 def make_matrix(
-    specs: Sequence[KernelSpec],
+    specs: Sequence[Kept],
     archs: Sequence[Architecture] | None = None,
     *,
     plan: bool = False,
@@ -121,7 +124,8 @@ def make_matrix(
         specs: kernels of any architectures.
         archs: rows to show; by default all of the table.
         plan: whether to compile nothing.
-        run_on: ``sm_90`` for the variants of older architectures' kernels that a Hopper GPU runs.
+        run_on: ``sm_90`` for the variants of older architectures' GEMM kernels that a Hopper GPU
+            runs.
         skipped: why a file's kernels cannot exist, by names of architecture and input type.
         table: what is meant to be built; by default :func:`read_matrix`'s.
         jobs: compilers at once.
@@ -153,7 +157,7 @@ def make_matrix(
 def _slots(
     row: Row,
     dtypes: Sequence[str],
-    specs: Sequence[KernelSpec],
+    specs: Sequence[Kept],
     table: Table,
     run_on: str | None,
     skipped: Mapping[tuple[str, str], str],
@@ -163,7 +167,7 @@ def _slots(
     note, arch = "", row.arch
     if run_on is not None and row.arch.api == "2.x":
         arch = portable(row.arch)
-        own = [replace(spec, arch=arch) for spec in own]
+        own = [replace(spec, arch=arch) for spec in own if isinstance(spec, KernelSpec)]
         note = f"runs on {run_on}: {arch.proves}"
     elif run_on is not None:
         why = f"{row.arch.name} kernels run on {row.arch.name} alone"
@@ -173,7 +177,7 @@ def _slots(
     slots = []
     for column in _columns(row, arch, table):
         for dtype in dtypes:
-            wanted = tuple(spec for spec in own if spec.a.name == dtype)
+            wanted = tuple(spec for spec in own if _input(spec) == dtype)
             why = _no_kernels(row, dtype, wanted, skipped.get((row.arch.name, dtype), ""))
             if why:
                 slots.append(_skipped(row, dtype, column.release, why))
@@ -193,7 +197,11 @@ def _slots(
     return slots
 
 
-def _no_kernels(row: Row, dtype: str, wanted: Sequence[KernelSpec], illegal: str) -> str:
+def _input(spec: Kept) -> str:
+    return (spec.a if isinstance(spec, KernelSpec) else spec.dtype).name
+
+
+def _no_kernels(row: Row, dtype: str, wanted: Sequence[Kept], illegal: str) -> str:
     if dtype not in [known.name for known in row.arch.inputs]:
         return f"{row.arch.name} has no tensor cores for {dtype}"
     if dtype not in row.dtypes:

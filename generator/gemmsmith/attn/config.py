@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -38,18 +38,29 @@ class AttentionEntry:
     """The kernel; None where it is illegal."""
     objections: tuple[Objection, ...] = ()
     """The rules that it breaks; empty for a legal kernel."""
+    lines: tuple[int, ...] = ()
+    """For each objection the line of its key."""
+    skipped: bool = False
+    """Illegal here, but legal on another architecture that the same entry names: no mistake."""
+
+    @property
+    def reason(self) -> str:
+        """The objections in one line; empty for a legal kernel."""
+        return "; ".join(map(str, self.objections))
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The objections with file, line, family and kernel."""
+        """The objections with file, line, family and kernel; empty for a skipped kernel."""
+        if self.skipped:
+            return ()
         return tuple(
             Problem(
                 file=self.file,
-                line=self.line,
+                line=line,
                 message=f"family {self.family!r}, kernel on line {self.line} ({self.title}):"
                 f" {objection}",
             )
-            for objection in self.objections
+            for line, objection in zip(self.lines, self.objections, strict=True)
         )
 
 
@@ -59,7 +70,7 @@ def load_attention(
     """Return the attention kernels of a YAML file, or of all in a folder, in their order.
 
     None at all is no mistake. ``arch`` keeps those of these architectures only. A kernel asked for
-    twice is returned once, with a warning.
+    twice is returned once, with a warning; one that is skipped is left out.
 
     Raises:
         ConfigError: with every problem of every file.
@@ -72,7 +83,8 @@ def load_attention(
     if problems:
         raise ConfigError(problems)
     for entry in entries:
-        assert entry.spec is not None, "illegal kernels have problems"
+        if entry.spec is None:
+            continue  # skipped
         earlier = first.setdefault(entry.spec, entry)
         if earlier is not entry:
             warnings.warn(
@@ -81,12 +93,6 @@ def load_attention(
                 stacklevel=2,
             )
     return tuple(spec for spec in first if wanted is None or spec.arch in wanted)
-
-
-def attention_alone(path: Path | str) -> bool:
-    """Return whether the file, or each of the folder, asks for attention kernels and no others."""
-    contents = [read_yaml(file).data for file in files_of(Path(path))]
-    return all(isinstance(data, dict) and set(data) == {"attention"} for data in contents)
 
 
 def inspect_attention(path: Path | str) -> tuple[AttentionEntry, ...]:
@@ -152,17 +158,46 @@ def _crossed(
         yield Problem(file=document.file, line=line, message=message)
     if missing or keys.tile is None:
         return
-    for arch, dtype, head_dim in itertools.product(keys.arch, keys.dtype, keys.head_dim):
-        spec = _judged(keys, arch, dtype, head_dim, AttentionTile(*keys.tile))
-        yield AttentionEntry(
-            file=document.file,
-            line=line,
-            family=family.name,
-            title=f"{arch.name} {dtype} head_dim {head_dim} {AttentionTile(*keys.tile)}",
-            arch=arch,
-            spec=spec if isinstance(spec, AttentionSpec) else None,
-            objections=() if isinstance(spec, AttentionSpec) else spec,
-        )
+    for dtype, head_dim in itertools.product(keys.dtype, keys.head_dim):
+        column = [
+            _entry(document, family, keys, path, arch=arch, dtype=dtype, head_dim=head_dim)
+            for arch in keys.arch
+        ]
+        legal_somewhere = any(entry.spec for entry in column)
+        for entry in column:
+            yield replace(entry, skipped=entry.spec is None and legal_somewhere)
+
+
+def _entry(
+    document: Document,
+    family: AttentionFamilyKeys,
+    keys: AttentionKeys,
+    path: KeyPath,
+    *,
+    arch: Architecture,
+    dtype: DType,
+    head_dim: int,
+) -> AttentionEntry:
+    assert keys.tile is not None, "a kernel without a tile is refused earlier"
+    tile = AttentionTile(*keys.tile)
+    spec = _judged(keys, arch, dtype, head_dim, tile)
+    broken = () if isinstance(spec, AttentionSpec) else spec
+    return AttentionEntry(
+        file=document.file,
+        line=document.line(path),
+        family=family.name,
+        title=f"{arch.name} {dtype} head_dim {head_dim} {tile}",
+        arch=arch,
+        spec=spec if isinstance(spec, AttentionSpec) else None,
+        objections=broken,
+        lines=tuple(_line_of(document, path, objection.key) for objection in broken),
+    )
+
+
+def _line_of(document: Document, path: KeyPath, key: str) -> int:
+    """Return where the file gives ``key`` to the kernel at ``path``, or the line of the kernel."""
+    places = ((*path, key), (*path[:2], key), path)
+    return next(document.lines[place] for place in places if place in document.lines)
 
 
 def _judged(

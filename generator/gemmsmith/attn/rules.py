@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gemmsmith.attn import rules_split_kv
 from gemmsmith.dtypes import BF16, FP16
@@ -28,11 +28,16 @@ def padded_head(head_dim: int) -> int:
     return -(-head_dim // 64) * 64
 
 
-def shared_bytes(spec: AttentionSpec) -> int:
-    """Return the shared memory of a block."""
+def shared_bytes(spec: AttentionSpec, stages: int | None = None) -> int:
+    """Return the shared memory of a block, with another number of stages where one is given."""
+    stages = spec.stages if stages is None else stages
     if spec.schedule == "split_kv":
-        return rules_split_kv.shared_bytes(spec)
-    rows = spec.tile.query + 2 * spec.stages * spec.tile.key
+        return rules_split_kv.shared_bytes(spec, stages)
+    return _bytes(spec, stages, spec.tile.key)
+
+
+def _bytes(spec: AttentionSpec, stages: int, keys: int) -> int:
+    rows = spec.tile.query + 2 * stages * keys
     return rows * padded_head(spec.head_dim) * spec.dtype.bytes + _BARRIER_BYTES
 
 
@@ -48,9 +53,30 @@ def launch_registers(spec: AttentionSpec) -> int:
     return rules_split_kv.registers(spec) if spec.schedule == "split_kv" else 168
 
 
-def registers(spec: AttentionSpec) -> int:
-    """Return the registers that sums, scores and probabilities take of a warpgroup's thread."""
-    return spec.head_dim // 2 + spec.tile.key // 2 + spec.tile.key // 4
+class RegisterUse(NamedTuple):
+    """What a thread that multiplies keeps in registers."""
+
+    taken: int
+    limit: int
+    """What it may have."""
+    words: str
+
+
+def register_use(spec: AttentionSpec) -> RegisterUse:
+    """Return what a thread that multiplies keeps in registers."""
+    if spec.schedule == "split_kv":
+        return RegisterUse(
+            taken=rules_split_kv.registers(spec),
+            limit=rules_split_kv.register_limit(spec),
+            words=f"queries, sums, scores, {rules_split_kv.OTHER_REGISTERS} beside them",
+        )
+    sums, scores, probabilities = spec.head_dim // 2, spec.tile.key // 2, spec.tile.key // 4
+    return RegisterUse(
+        taken=sums + scores + probabilities + _OTHER_REGISTERS,
+        limit=_REGISTERS[spec.tile.query // WARPGROUP_ROWS],
+        words=f"{sums} sums, {scores} scores, {probabilities} of probabilities,"
+        f" {_OTHER_REGISTERS} beside them",
+    )
 
 
 def objections(spec: AttentionSpec) -> Iterator[Objection]:
@@ -101,6 +127,7 @@ def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
             key="tile",
             reason=f"tile {spec.tile} has {spec.tile.query} queries; 64, 128 and 192 are one to"
             " three warpgroups",
+            fix=f"tile [{min(192, nearest_multiple(spec.tile.query, 64))}, {spec.tile.key}] is",
         )
         return
     if spec.tile.key % 16 or not 16 <= spec.tile.key <= 256:
@@ -110,13 +137,14 @@ def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
             fix=f"{min(256, nearest_multiple(spec.tile.key, 16))} is",
         )
         return
-    taken, most = registers(spec) + _OTHER_REGISTERS, _REGISTERS[groups]
-    if taken > most:
+    use = register_use(spec)
+    if use.taken > use.limit:
+        most = (use.limit - _OTHER_REGISTERS - spec.head_dim // 2) * 4 // 3 // 16 * 16
         yield Objection(
             key="tile",
-            reason=f"tile {spec.tile} of head_dim {spec.head_dim} takes {taken} registers a thread,"
-            f" with {groups} warpgroup{'s' * (groups > 1)} there are {most}",
-            fix="lower the keys of the tile",
+            reason=f"tile {spec.tile} of head_dim {spec.head_dim} takes {use.taken} registers a"
+            f" thread, with {groups} warpgroup{'s' * (groups > 1)} there are {use.limit}",
+            fix=f"{_keys(spec, most)} fits" if most >= 16 else "lower the queries of the tile",
         )
     size, limit = shared_bytes(spec), spec.arch.smem_per_block
     if size > limit:
@@ -124,8 +152,23 @@ def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
             key="stages",
             reason=f"tile {spec.tile} of head_dim {spec.head_dim} with {spec.stages} stages needs"
             f" {size:,} B of shared memory, {spec.arch.name} has {limit:,}",
-            fix="lower stages or the keys of the tile",
+            fix=_smaller(spec, limit),
         )
+
+
+def _smaller(spec: AttentionSpec, limit: int) -> str:
+    """Return the nearest edit with which the buffers fit: fewer stages, else fewer keys."""
+    for stages in range(spec.stages - 1, 1, -1):
+        if shared_bytes(spec, stages) <= limit:
+            return f"stages {stages} fits"
+    for keys in range(spec.tile.key - 16, 15, -16):
+        if _bytes(spec, spec.stages, keys) <= limit:
+            return f"{_keys(spec, keys)} fits"
+    return "lower the queries of the tile"
+
+
+def _keys(spec: AttentionSpec, keys: int) -> str:
+    return f"tile [{spec.tile.query}, {keys}]"
 
 
 _RULES: dict[str, Callable[[AttentionSpec], Iterator[Objection]]] = {

@@ -15,7 +15,7 @@ ROWS = 8
 """Queries of one product: columns of mma.sync."""
 _SUMS = 2048
 """Most sums of a warp, queries times head: beyond it no registers are left for the rest."""
-_OTHER_REGISTERS = 72
+OTHER_REGISTERS = 72
 """What a thread needs beside sums, queries and scores."""
 _MOST_KEY_WARPS = 15
 """A named barrier for each, and one for the block."""
@@ -34,14 +34,19 @@ def registers(spec: AttentionSpec) -> int:
     assert spec.warps is not None, "legal split_kv kernels have warps"
     eights = spec.tile.query // spec.warps.query // ROWS
     scores = 6 * eights * spec.tile.key // spec.warps.key // 16
-    return 3 * eights * spec.head_dim // 8 + scores + _OTHER_REGISTERS
+    return 3 * eights * spec.head_dim // 8 + scores + OTHER_REGISTERS
 
 
-def shared_bytes(spec: AttentionSpec) -> int:
+def register_limit(spec: AttentionSpec) -> int:
+    """Return the registers that a thread may have."""
+    return min(255, spec.arch.multiprocessor.registers // threads(spec))
+
+
+def shared_bytes(spec: AttentionSpec, stages: int) -> int:
     """Return the shared memory of a block: the buffers, or what is put together after the loop."""
     assert spec.warps is not None, "legal split_kv kernels have warps"
     pitch = 16 * (spec.head_dim // 8 | 1)
-    loop = 2 * spec.stages * spec.tile.key * pitch
+    loop = 2 * stages * spec.tile.key * pitch
     rows, parts = spec.tile.query, spec.warps.key
     return max(loop, 4 * parts * rows * (spec.head_dim + 6) + 16 * rows + 16)
 
@@ -111,7 +116,7 @@ def split_kv(spec: AttentionSpec) -> Iterator[Objection]:
             fix=f"up to {most} are legal: lower the queries of the tile or raise their warps",
         )
         return
-    limit = min(255, arch.multiprocessor.registers // threads(spec))
+    limit = register_limit(spec)
     if registers(spec) > limit:
         yield Objection(
             key="warps",
@@ -119,7 +124,7 @@ def split_kv(spec: AttentionSpec) -> Iterator[Objection]:
             f" {spec.head_dim} takes {registers(spec)}",
             fix="lower the warps",
         )
-    size, room = shared_bytes(spec), arch.smem_per_block
+    size, room = shared_bytes(spec, spec.stages), arch.smem_per_block
     if size > room:
         yield Objection(
             key="stages",

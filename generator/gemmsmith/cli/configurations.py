@@ -14,17 +14,21 @@ from gemmsmith.cli.options import (
     AsJson,
     Names,
     Source,
+    all_specs_of,
     architectures,
     print_json,
     print_table,
     source_of,
-    specs_of,
 )
 
 if TYPE_CHECKING:
+    from gemmsmith.arch import Architecture
+    from gemmsmith.attn.config import AttentionEntry
+    from gemmsmith.attn.explain import AttentionReport
     from gemmsmith.config import Entry
     from gemmsmith.explain import ProblemReport, SpecReport
     from gemmsmith.render import RenderedSource
+    from gemmsmith.rowspec import AnySpec
     from gemmsmith.spec import KernelSpec
 
 _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
@@ -32,16 +36,22 @@ _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}  # A100, H100 SXM and H200
 
 def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson = False) -> None:
     """List the kernels that files ask for, which of them are compiled, and which are skipped."""
+    from gemmsmith.attn.config import inspect_attention
     from gemmsmith.config import inspect_file, skipped_entries
     from gemmsmith.lookup import find_cached
 
-    specs = specs_of(source, arch)
-    places: dict[str, Entry] = {}
-    for entry in inspect_file(source_of(source)):
+    specs = all_specs_of(source, arch, rows=False)
+    rows = _rows(arch)
+    attention = inspect_attention(source_of(source))
+    entries: list[Entry | AttentionEntry] = [*inspect_file(source_of(source)), *attention]
+    places: dict[str, Entry | AttentionEntry] = {}
+    for entry in entries:
         if entry.spec is not None:
             places.setdefault(entry.spec.name, entry)
     built = find_cached(specs)
-    skipped = skipped_entries(source_of(source), arch=architectures(arch))
+    skipped: list[Entry | AttentionEntry] = []
+    skipped += skipped_entries(source_of(source), arch=architectures(arch))
+    skipped += [entry for entry in attention if entry.skipped and _is_of(entry, rows)]
     if as_json:
         print_json(
             {
@@ -84,7 +94,7 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
         )
 
 
-def _place(entry: Entry) -> dict[str, Any]:
+def _place(entry: Entry | AttentionEntry) -> dict[str, Any]:
     return {
         "title": entry.title,
         "family": entry.family,
@@ -94,7 +104,25 @@ def _place(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _facts(spec: KernelSpec) -> dict[str, Any]:
+def _rows(words: Sequence[str] | None) -> list[Architecture] | None:
+    from gemmsmith.arch import parse_architecture
+
+    names = architectures(words)
+    return None if names is None else [parse_architecture(name) for name in names]
+
+
+def _is_of(entry: Entry | AttentionEntry, rows: Sequence[Architecture] | None) -> bool:
+    return rows is None or entry.arch in rows
+
+
+def _facts(spec: AnySpec) -> dict[str, Any]:
+    from gemmsmith.spec import KernelSpec
+    from gemmsmith.spec_dict import spec_to_dict
+
+    if not isinstance(spec, KernelSpec):
+        known = {**spec_to_dict(spec), "dependent_launch": spec.dependent_launch}
+        del known["runs_on"]
+        return {"name": spec.name, **known}
     return {
         "name": spec.name,
         "arch": spec.arch.name,
@@ -123,7 +151,9 @@ def explain(
     problem: Annotated[
         tuple[int, int, int] | None,
         typer.Option(
-            metavar="M N K", help="Also how each kernel meets this problem.", show_default=False
+            metavar="M N K",
+            help="Also how each GEMM kernel meets this problem.",
+            show_default=False,
         ),
     ] = None,
     sms: Annotated[
@@ -138,20 +168,18 @@ def explain(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Say for each kernel why it is legal or not, what it takes, and its waves for a problem.
+    """Say for each kernel why it is legal or not, what it takes, and a GEMM's waves for a problem.
 
     A kernel is skipped that another architecture of its entry can have and this one cannot. Ends
     with 2 where a kernel is illegal and not skipped.
     """
-    from gemmsmith.arch import parse_architecture
+    from gemmsmith.attn.config import inspect_attention
+    from gemmsmith.attn.explain import explain_attention
     from gemmsmith.config import inspect_file
     from gemmsmith.explain import explain_problem, explain_spec
 
-    words = architectures(arch)
-    wanted = None if words is None else [parse_architecture(word) for word in words]
-    entries = [
-        entry for entry in inspect_file(source_of(source)) if wanted is None or entry.arch in wanted
-    ]
+    rows = _rows(arch)
+    entries = [entry for entry in inspect_file(source_of(source)) if _is_of(entry, rows)]
     results = []
     for entry in entries:
         report = met = None
@@ -162,12 +190,20 @@ def explain(
                 named = source is not None  # which is the promise
                 met = explain_problem(entry.spec, *problem, count, constant_b=named)
         results.append((entry, report, met))
+    attention = [
+        (entry, explain_attention(entry.spec) if entry.spec is not None else None)
+        for entry in inspect_attention(source_of(source))
+        if _is_of(entry, rows)
+    ]
     if as_json:
-        print_json({"kernels": [_explained(*result) for result in results]})
+        told = [_explained(*result) for result in results]
+        print_json({"kernels": [*told, *(_explained(*result, None) for result in attention)]})
     else:
         for result in results:
             typer.echo(_explanation(*result))
-    if any(entry.problems for entry in entries):
+        for told_attention in attention:
+            typer.echo(_attention_explanation(*told_attention))
+    if any(e.problems for e in entries) or any(e.problems for e, _ in attention):
         raise typer.Exit(2)
 
 
@@ -181,7 +217,9 @@ def _sm_count(spec: KernelSpec, given: int | None) -> int:
 
 
 def _explained(
-    entry: Entry, report: SpecReport | None, met: ProblemReport | None
+    entry: Entry | AttentionEntry,
+    report: SpecReport | AttentionReport | None,
+    met: ProblemReport | None,
 ) -> dict[str, Any]:
     return {
         **_place(entry),
@@ -196,9 +234,7 @@ def _explained(
 def _explanation(entry: Entry, report: SpecReport | None, met: ProblemReport | None) -> str:
     place = f"{entry.file}:{entry.line}"
     if report is None:
-        verdict = "skipped" if entry.skipped else "illegal"
-        lines = [f"{place}: {verdict}: {entry.title}", *map(str, entry.objections)]
-        return "\n    ".join(lines)
+        return _refusal(entry)
     stages = f"{report.stages} stages" + (" (auto)" if report.stages_automatic else "")
     memory = (
         f"shared memory {report.shared_memory:,} of {report.shared_memory_limit:,} B: {stages}"
@@ -219,6 +255,25 @@ def _explanation(entry: Entry, report: SpecReport | None, met: ProblemReport | N
             f" multiprocessors busy), {met.tile_efficiency:.0%} of the tiles used,"
             f" {met.intensity:.0f} FLOP/B: bound by {met.bound}"
         )
+    return "\n    ".join(lines)
+
+
+def _attention_explanation(entry: AttentionEntry, report: AttentionReport | None) -> str:
+    if report is None:
+        return _refusal(entry)
+    registers = f"{report.registers} of {report.register_limit} registers each that multiplies"
+    memory = f"shared memory {report.shared_memory:,} of {report.shared_memory_limit:,} B"
+    lines = [
+        f"{entry.file}:{entry.line}: legal: {report.name}",
+        f"{report.threads} threads, {registers}: {report.register_use}",
+        f"{memory}: {report.stages} stages of keys and of values ({report.stages_that_fit} fit)",
+    ]
+    return "\n    ".join(lines)
+
+
+def _refusal(entry: Entry | AttentionEntry) -> str:
+    verdict = "skipped" if entry.skipped else "illegal"
+    lines = [f"{entry.file}:{entry.line}: {verdict}: {entry.title}", *map(str, entry.objections)]
     return "\n    ".join(lines)
 
 
@@ -251,7 +306,8 @@ def render_kernels(
 
     path = Path(what) if what and (Path(what).exists() or Path(what).suffix) else None
     names = [what] if what and path is None else kernel
-    sources = [render([spec]) for spec in specs_of(path, arch, names)]
+    specs = all_specs_of(path, arch, names, rows=names is not None)
+    sources = [render([spec]) for spec in specs]
     if output is not None:
         _write(sources, output)
     if as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmsmith.cli.options import Archs, AsJson, Source, architectures, print_json, specs_of
+from gemmsmith.cli.options import Archs, AsJson, Source, all_specs_of, architectures, print_json
 
 if TYPE_CHECKING:
     from gemmsmith.matrix import Cell, Matrix
@@ -49,8 +49,10 @@ def matrix(
     from gemmsmith.config import skipped_entries
     from gemmsmith.matrix import make_matrix
     from gemmsmith.progress import ConsoleProgress
+    from gemmsmith.rowspec import RowSpec
 
-    specs = specs_of(source, None)
+    found = all_specs_of(source, None, rows=False)
+    specs = [spec for spec in found if not isinstance(spec, RowSpec)]
     words = architectures(arch)
     rows = None if words is None else [parse_architecture(word) for word in words]
     if rows is None and source is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from gemmsmith.attn.spec import AttentionSpec
     from gemmsmith.cache import CachedKernel
     from gemmsmith.rowspec import AnySpec, SpecT
     from gemmsmith.spec import KernelSpec
@@ -79,60 +78,43 @@ def architectures(words: Sequence[str] | None) -> list[str] | None:
 def specs_of(
     path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
 ) -> tuple[KernelSpec, ...]:
-    """Return the kernels that a verb is about.
+    """Return the GEMM kernels that a verb is about.
 
     Raises:
         ConfigError: where the files cannot be used.
         NoKernelError: where there is no kernel of one of ``names``.
         BundleError: where ``path`` is a bundle: there is no YAML file in it.
     """
-    from gemmsmith.bundle import is_bundle
     from gemmsmith.config import load_specs
-    from gemmsmith.errors import BundleError
 
-    if path is not None and is_bundle(path):
-        raise BundleError(
-            f"{path} is a bundle of compiled kernels without their YAML file: "
-            "gemmsmith inspect, run and bench take it"
-        )
-
+    _refuse_bundle(path)
     specs = load_specs(source_of(path), arch=architectures(archs))
     return tuple(_named(specs, name) for name in names) if names else specs
 
 
-def attention_of(path: Path | None, archs: Sequence[str] | None) -> tuple[AttentionSpec, ...]:
-    """Return the attention kernels that a verb is about; none where ``path`` is a bundle.
-
-    Raises:
-        ConfigError: where the files cannot be used.
-    """
-    from gemmsmith.attn.config import load_attention
-    from gemmsmith.bundle import is_bundle
-
-    if path is not None and is_bundle(path):
-        return ()
-    return load_attention(source_of(path), arch=architectures(archs))
-
-
 def all_specs_of(
-    path: Path | None, archs: Sequence[str] | None, names: Sequence[str] | None = None
+    path: Path | None,
+    archs: Sequence[str] | None,
+    names: Sequence[str] | None = None,
+    *,
+    rows: bool = True,
 ) -> tuple[AnySpec, ...]:
-    """Return the kernels of :func:`specs_of` and those of attention, of the default ones row
-    kernels too.
+    """Return the GEMM and attention kernels that a verb is about; of the default ones row kernels
+    too, unless ``rows`` is false.
 
     Raises:
         ConfigError, NoKernelError, BundleError: as :func:`specs_of` does.
     """
-    from gemmsmith.attn.config import attention_alone
+    from gemmsmith.config import load_kernels
     from gemmsmith.rowspec import row_specs
 
-    attention = attention_of(path, archs)
-    alone = bool(attention) and attention_alone(source_of(path))
-    specs: tuple[AnySpec, ...] = () if alone else specs_of(path, archs)
-    if path is None:
-        for arch in dict.fromkeys(spec.arch for spec in specs):
-            specs += row_specs(arch)
-    specs += attention
+    _refuse_bundle(path)
+    gemms, attention = load_kernels(source_of(path), arch=architectures(archs))
+    specs: tuple[AnySpec, ...] = (*gemms, *attention)
+    if path is None and rows:
+        archs_here = dict.fromkeys(spec.arch for spec in specs)
+        rows_of = (row for arch in archs_here for row in row_specs(arch))
+        specs = (*gemms, *rows_of, *attention)
     return tuple(_named(specs, name) for name in names) if names else specs
 
 
@@ -159,6 +141,17 @@ def compiled_of(
     if names:
         specs = tuple(_named(specs, name) for name in names)
     return specs, {spec: bundle.kernel(spec) for spec in specs}
+
+
+def _refuse_bundle(path: Path | None) -> None:
+    from gemmsmith.bundle import is_bundle
+    from gemmsmith.errors import BundleError
+
+    if path is not None and is_bundle(path):
+        raise BundleError(
+            f"{path} is a bundle of compiled kernels without their YAML file: "
+            "gemmsmith inspect, run and bench take it"
+        )
 
 
 def _named(specs: Sequence[SpecT], name: str) -> SpecT:
