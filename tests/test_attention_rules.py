@@ -142,9 +142,9 @@ attention:
     file.write_text(block)
     assert load_attention(file) == (DECODE, replace(DECODE, arch=SM_80))
     file.write_text(block + "    cluster: 2\n")
-    (entry,) = (each for each in inspect_attention(file) if each.problems)
-    assert entry.arch == SM_80
-    assert "sm_80 has no clusters, cluster 2 needs them; leave it out" in str(entry.problems[0])
+    (entry,) = (each for each in inspect_attention(file) if each.objections)
+    assert (entry.arch, entry.skipped) == (SM_80, True)
+    assert "sm_80 has no clusters, cluster 2 needs them; leave it out" in entry.reason
     file.write_text(block.replace("[1, 8]", "8"))
     with pytest.raises(ConfigError, match=r"8 is not \[queries, keys\]; write warps: \[1, 4\]"):
         load_attention(file)
