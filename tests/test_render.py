@@ -107,6 +107,17 @@ FEATURES: dict[str, tuple[AnySpec, ...]] = {
             alignment=Alignment(16, 16, 4),
         ),
     ),
+    "attention": tuple(
+        AttentionSpec(
+            arch=SM_90A,
+            dtype=dtype,
+            head_dim=80,
+            tile=AttentionTile(128, 48),
+            schedule="pingpong" if dtype == BF16 else "cooperative",
+            stages=3,
+        )
+        for dtype in (BF16, FP16)
+    ),
     "attention_decode": (
         AttentionSpec(
             arch=SM_90A,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gemmsmith
 from gemmsmith.arch import Architecture
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.cache import CachedKernel
 from gemmsmith.errors import BundleError, GemmsmithError
 from gemmsmith.identity import Identity
@@ -95,13 +96,34 @@ class Bundle:
         Raises:
             BundleError: where it has none, or this gemmsmith does not understand one.
         """
-        wanted = target(arch)
-        specs = [self._spec(kernel) for kernel in self.manifest.kernels if kernel.arch == wanted]
+        gemms = tuple(spec for spec in self._of(arch) if isinstance(spec, KernelSpec))
+        if not gemms:
+            raise self._none_for(arch)
+        return gemms
+
+    def specs_by_kind(
+        self, arch: Architecture
+    ) -> tuple[tuple[KernelSpec, ...], tuple[AttentionSpec, ...]]:
+        """Return what its GEMM kernels and its attention kernels for ``arch`` compute.
+
+        Raises:
+            BundleError: where it has neither, or this gemmsmith does not understand one.
+        """
+        specs = self._of(arch)
         gemms = tuple(spec for spec in specs if isinstance(spec, KernelSpec))
-        if gemms:
-            return gemms
+        attention = tuple(spec for spec in specs if isinstance(spec, AttentionSpec))
+        if not gemms and not attention:
+            raise self._none_for(arch)
+        return gemms, attention
+
+    def _of(self, arch: Architecture) -> list[AnySpec]:
+        wanted = target(arch)
+        return [self._spec(kernel) for kernel in self.manifest.kernels if kernel.arch == wanted]
+
+    def _none_for(self, arch: Architecture) -> BundleError:
+        wanted = target(arch)
         reason = self.manifest.left_out.get(wanted)
-        raise BundleError(
+        return BundleError(
             f"the bundle {self.folder} has kernels for {', '.join(self.manifest.archs) or 'none'}, "
             f"none for {wanted}"
             + (f": {reason}" if reason else f": export it with --arch {arch.name} too")

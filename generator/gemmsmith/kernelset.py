@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gemmsmith.arch import ARCHITECTURES, Architecture, parse_architecture, portable
+from gemmsmith.attn.exact import ExactAttention
+from gemmsmith.attn.selection import AttentionSelection
+from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.build import BuildReport
 from gemmsmith.bundle import is_bundle, read_bundle
 from gemmsmith.choose import Tuning, rank, tune
-from gemmsmith.config import load_specs
+from gemmsmith.config import load_kernels, load_specs
 from gemmsmith.errors import LaunchError, NoKernelError
 from gemmsmith.fit import misfit, misfits
 from gemmsmith.kinds import Kind, kind_of, kinds_of
@@ -21,9 +24,10 @@ from gemmsmith.nvml import detect_architecture
 from gemmsmith.problem import GemmProblem
 from gemmsmith.progress import Progress
 from gemmsmith.resources import configs_dir
+from gemmsmith.rowspec import AnySpec
 from gemmsmith.selection import DeviceFacts, Plan, register
 from gemmsmith.settings import settings
-from gemmsmith.shelf import Shelf
+from gemmsmith.shelf import AttentionShelf, Shelf
 from gemmsmith.spec import KernelSpec
 from gemmsmith.supply import Bundled, Compiled, Supply
 from gemmsmith.tables import tables_for
@@ -55,12 +59,14 @@ def load(path: str | Path, arch: str = "auto", run_on: str = "") -> KernelSet:
     row = detect_architecture() if arch == "auto" else parse_architecture(arch)
     target = portable(row, run_on) if run_on else row
     if bundle is not None:
+        specs, attention = bundle.specs_by_kind(target)
         supply = Bundled(bundle)
-        return KernelSet(bundle.specs(target), arch=target, source=str(path), supply=supply)
-    specs = load_specs(path, arch=[row.name])
+        return KernelSet(specs, attention, arch=target, source=str(path), supply=supply)
     if run_on:
-        specs = tuple(replace(spec, arch=target) for spec in specs)
-    return KernelSet(specs, arch=target, source=str(path))
+        specs = tuple(replace(spec, arch=target) for spec in load_specs(path, arch=[row.name]))
+        return KernelSet(specs, arch=target, source=str(path))
+    specs, attention = load_kernels(path, arch=[row.name])
+    return KernelSet(specs, attention, arch=target, source=str(path))
 
 
 @cache
@@ -84,12 +90,14 @@ def rows_of_every_gpu() -> tuple[KernelSpec, ...]:
 class KernelSet:
     """Kernels of one architecture: ``ks["name"](a, b)`` runs one, ``ks.gemm(a, b)`` chooses.
 
+    Attention kernels likewise: ``ks["attention_…"](q, k, v)``, ``ks.attention(q, k, v)``.
     Where some have ``constant_b``, naming the set is the promise that :func:`gemmsmith.gemm` tells.
     """
 
     def __init__(
         self,
         specs: Sequence[KernelSpec],
+        attention: Sequence[AttentionSpec] = (),
         *,
         arch: Architecture,
         source: str,
@@ -98,6 +106,7 @@ class KernelSet:
         supply: Supply | None = None,
     ) -> None:
         self.specs: tuple[KernelSpec, ...] = tuple(specs)
+        self.attention_specs: tuple[AttentionSpec, ...] = tuple(attention)
         self.arch = arch
         self.source = source
         self._by_name = {spec.name: spec for spec in self.specs}
@@ -111,16 +120,18 @@ class KernelSet:
             kind: Shelf(alike, self.supply, build_on_use=build_on_use)
             for kind, alike in self._of_kind.items()
         }
-        self._exact: dict[str, ExactKernel] = {}
+        self._exact: dict[str, ExactKernel | ExactAttention] = {}
+        self._attention = self._attention_of(self.attention_specs)
         self.handle = register(self, "set")
 
     def __repr__(self) -> str:
-        return f"<KernelSet {self.source}: {len(self.specs)} kernels for {self.arch.name}>"
+        count = len(self.specs) + len(self.attention_specs)
+        return f"<KernelSet {self.source}: {count} kernels for {self.arch.name}>"
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the kernels, in the order of the file."""
-        return tuple(self._by_name)
+        return (*self._by_name, *(spec.name for spec in self.attention_specs))
 
     def build(self, *, jobs: int | None = None, progress: Progress | None = None) -> BuildReport:
         """Compile what the cache lacks and return what is ready.
@@ -129,24 +140,46 @@ class KernelSet:
             CompileError: where a kernel fails; the others are built all the same.
             ToolchainError: where something is missing and there is no compiler.
         """
-        report = self.supply.build(self.specs, jobs=jobs, progress=progress)
+        specs: tuple[AnySpec, ...] = (*self.specs, *self.attention_specs)
+        report = self.supply.build(specs, jobs=jobs, progress=progress)
         for shelf in self._shelves.values():
             shelf.look_again()
+        self._attention.shelf.look_again()
         self.handle = register(self, "set")  # choices made among fewer kernels are of the old one
         report.raise_if_failed()
         return report
 
-    def __getitem__(self, name: str) -> ExactKernel:
-        """Return exactly the kernel ``name``.
+    def __getitem__(self, name: str) -> Any:
+        """Return exactly the kernel ``name``: :class:`ExactKernel`, of attention
+        :class:`ExactAttention`.
 
         Raises:
             NoKernelError: naming the nearest, where the set has no such kernel.
         """
-        if name not in self._by_name:
-            raise NoKernelError(_no_such_kernel(str(name), self))
         if name not in self._exact:
-            self._exact[name] = ExactKernel(self, self._by_name[name])
+            attention = {spec.name: spec for spec in self.attention_specs}
+            if name in self._by_name:
+                self._exact[name] = ExactKernel(self, self._by_name[name])
+            elif name in attention:
+                alone = self._attention_of([attention[name]])
+                self._exact[name] = ExactAttention(attention[name], alone)
+            else:
+                raise NoKernelError(_no_such_kernel(str(name), self))
         return self._exact[name]
+
+    def _attention_of(self, specs: Sequence[AttentionSpec]) -> AttentionSelection:
+        shelf = AttentionShelf(specs, self.supply, build_on_use=False)
+        return AttentionSelection(shelf, arch=self.arch, source=self.source)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Return :func:`gemmsmith.attention` by the best attention kernel of this set.
+
+        Raises:
+            NoKernelError: where none fits, with each kernel's reason.
+        """
+        from gemmsmith import attention
+
+        return attention(q, k, v, **options, kernels=self._attention.handle)
 
     def gemm(
         self,

@@ -45,6 +45,10 @@ class _Shelf(ABC, Generic[SpecT, Loaded]):
         """The kernels in question, loaded or not."""
         return self._specs
 
+    def how_to_get(self, specs: Sequence[SpecT]) -> str:
+        """Return what a user does for kernels that are not there."""
+        return self._supply.how_to_get(specs)
+
     def kernels(self) -> Mapping[SpecT, Loaded]:
         """Return what is loaded; the same kernels until :meth:`look_again`.
 

@@ -26,6 +26,8 @@ class Attention(NamedTuple):
     mask: Tensor | None
     lengths: Tensor | None
     block_table: Tensor | None
+    kernels: str = ""
+    """Handle of what may run; empty for the default kernels of the GPU, and torch."""
 
     @property
     def true_scale(self) -> float:
@@ -93,6 +95,8 @@ class PackedAttention(NamedTuple):
     window: int | None
     softcap: float | None
     scale: float | None
+    kernels: str = ""
+    """As in :class:`Attention`."""
 
     @property
     def true_scale(self) -> float:

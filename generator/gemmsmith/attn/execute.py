@@ -14,9 +14,10 @@ from gemmsmith.attn.arguments import Attention, PackedAttention
 from gemmsmith.attn.choose import AttentionProblem
 from gemmsmith.attn.counters import zeros
 from gemmsmith.attn.kernels import default_attention_kernels, plan_of
+from gemmsmith.attn.selection import attention_selection
 from gemmsmith.attn.with_torch import attend, attend_packed
 from gemmsmith.choose import Tuning
-from gemmsmith.errors import LaunchError, UnknownArchitectureError
+from gemmsmith.errors import LaunchError, NoKernelError, UnknownArchitectureError
 from gemmsmith.launch import LaunchRecord, current_device, raw_stream
 from gemmsmith.launcher import AttentionCall, AttentionKernel
 from gemmsmith.operands import TORCH_DTYPES
@@ -28,6 +29,7 @@ def run(call: Attention | PackedAttention, out: Tensor) -> None:
     """Write the result of a checked call to ``out``, and note what ran.
 
     Raises:
+        NoKernelError: where the call names kernels that do not take it.
         LaunchError: where CUDA refuses.
     """
     if out.numel() == 0:
@@ -46,6 +48,8 @@ def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
     index = out.get_device()
     call = _laid_out(call)  # kept until the launch: what it copied must not be memory for others
     found = _planned(call, out, index)
+    if isinstance(found, str) and call.kernels:
+        raise NoKernelError(f"{attention_selection(call.kernels).label}: {found}")
     if isinstance(found, str):
         _say_once(found)
         _in_torch(call, out)
@@ -77,22 +81,44 @@ def _planned(
     call: Attention | PackedAttention, out: Tensor, index: int
 ) -> tuple[AttentionKernel, AttentionCall] | str:
     """Return the kernel and its call, or why torch has to take it."""
-    if isinstance(call, Attention) and call.mask is not None:
-        return "a mask has no kernel"
-    if call.q.dtype == torch.float32:
-        return "float32 inputs have no kernel"
+    reason = _torch_alone(call)
+    if reason:
+        return reason
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", out)):
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             return f"the elements of a head of {name} are not next to each other"
     properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    if call.kernels:
+        filled = attention_call(call, out, index, properties.multi_processor_count)
+        named = attention_selection(call.kernels)
+        return named.plan(problem_of(call), filled, capability), filled
     try:
-        arch = architecture_of((properties.major, properties.minor))
+        arch = architecture_of(capability)
     except UnknownArchitectureError as error:
         return str(error)
     filled = attention_call(call, out, index, properties.multi_processor_count)
     shelf = default_attention_kernels(arch.name)
     kernel = plan_of(shelf, problem_of(call), filled)
     return kernel if isinstance(kernel, str) else (kernel, filled)
+
+
+def refuse_misfit(call: Attention | PackedAttention) -> None:
+    """Raise NoKernelError where a checked call names kernels that do not take it."""
+    if not call.kernels:
+        return
+    named = attention_selection(call.kernels)
+    reason = _torch_alone(call)
+    if reason:
+        raise NoKernelError(f"{named.label}: {reason}; leave kernels out, torch computes it")
+    named.refuse(problem_of(call))
+
+
+def _torch_alone(call: Attention | PackedAttention) -> str:
+    """Return why no kernel whatever takes a call; empty where one may."""
+    if isinstance(call, Attention) and call.mask is not None:
+        return "a mask has no kernel"
+    return "float32 inputs have no kernel" if call.q.dtype == torch.float32 else ""
 
 
 def problem_of(call: Attention | PackedAttention) -> AttentionProblem:

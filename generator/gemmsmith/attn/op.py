@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.attn.arguments import Attention, PackedAttention, check_no_overlap, check_out
-from gemmsmith.attn.execute import run
+from gemmsmith.attn.execute import refuse_misfit, run
 from gemmsmith.gemm_op import forward_only
 
 
@@ -49,11 +49,14 @@ def _packed_out(*args: Any, out: Tensor) -> None:
 
 
 def _new(call: Attention | PackedAttention) -> Tensor:
-    return call.q.new_empty(call.check())
+    shape = call.check()
+    refuse_misfit(call)
+    return call.q.new_empty(shape)
 
 
 def _check(call: Attention | PackedAttention, out: Tensor) -> None:
     check_out(out, call.q, call.check())
+    refuse_misfit(call)
 
 
 def _made(call: Attention | PackedAttention) -> Tensor:
@@ -72,9 +75,13 @@ def _written(call: Attention | PackedAttention, out: Tensor) -> None:
 
 _COMMON = "bool causal, int? window, float? softcap, float? scale"
 _DENSE = (
-    f"Tensor q, Tensor k, Tensor v, {_COMMON}, Tensor? mask, Tensor? lengths, Tensor? block_table"
+    f"Tensor q, Tensor k, Tensor v, {_COMMON}, Tensor? mask, Tensor? lengths, Tensor? block_table,"
+    ' str kernels=""'
 )
-_PACKED = f"Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, int max_q, int max_k, {_COMMON}"
+_PACKED = (
+    "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, int max_q, int max_k,"
+    f' {_COMMON}, str kernels=""'
+)
 _OPS: dict[str, tuple[str, Any, Any]] = {
     "attention": (f"({_DENSE}) -> Tensor", _attention, _fake),
     "attention_out": (f"({_DENSE}, *, Tensor(a!) out) -> ()", _attention_out, _fake_out),

@@ -27,6 +27,7 @@ def attention(
     lengths: Tensor | None = None,
     block_table: Tensor | None = None,
     out: Tensor | None = None,
+    kernels: str = "",
 ) -> Tensor:
     """Return ``softmax(scale * q @ k.T) @ v`` of each head, (B, Sq, H, D); softmax is in f32.
 
@@ -49,14 +50,17 @@ def attention(
         block_table: (B, pages of a sequence) int32, where the keys of each sequence lie; needs
             ``lengths``. Entries beyond the length are not read.
         out: where to write, of the result's shape and dtype; it must not overlap an input.
+        kernels: handle of what may run (:func:`gemmsmith.load`); empty for the default kernels of
+            the GPU, and torch where none fits.
 
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
+        NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUDA refuses.
     """
     check_tensors(q=q, k=k, v=v, mask=mask, lengths=lengths, block_table=block_table, out=out)
     _check_given(q=q, k=k, v=v)
-    given = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
+    given = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention.default(*given))
     torch.ops.gemmsmith.attention_out.default(*given, out=out)
@@ -77,6 +81,7 @@ def attention_varlen(
     softcap: float | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
+    kernels: str = "",
 ) -> Tensor:
     """Return :func:`attention` of sequences of different lengths, packed one after the other.
 
@@ -85,7 +90,8 @@ def attention_varlen(
         k: (Tk, Hkv, D), the keys of all sequences, of q's dtype.
         v: as ``k``.
         cu_q: (sequences + 1,) int32 on the device: 0, then where the queries of each sequence end.
-            Rows of q beyond the last entry give 0.
+            Rows of q beyond the last entry belong to no sequence: what their results hold is
+            undefined (kernels leave them as they were, torch writes 0).
         cu_k: likewise for the keys.
         max_q: queries of the longest sequence, or more.
         max_k: keys of the longest sequence, or more.
@@ -94,14 +100,16 @@ def attention_varlen(
         softcap: as in :func:`attention`.
         scale: as in :func:`attention`.
         out: as in :func:`attention`.
+        kernels: as in :func:`attention`.
 
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
+        NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUDA refuses.
     """
     check_tensors(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, out=out)
     _check_given(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
-    given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale)
+    given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention_varlen.default(*given))
     torch.ops.gemmsmith.attention_varlen_out.default(*given, out=out)
