@@ -116,6 +116,15 @@ def test_a_lean_kernel_takes_fewer_matrices_where_it_splits_k() -> None:
     assert misfit(spec, dataclasses.replace(call, d_align=8)).startswith("d: address")
 
 
+def test_the_first_axis_of_a_lean_grid_is_that_of_the_tokens() -> None:
+    """However many rows there are: swapped kernels, too, have the features on the second."""
+    spec = KernelSpec(**{**LEAN, "tile": Tile(64, 64, 64), "swap": True})
+    tall = GemmProblem(m=65_536 * 64, n=64, k=8, a=BF16, b=BF16, d=BF16)
+    assert misfit(spec, tall) == ""
+    wide = dataclasses.replace(tall, m=64, n=65_536 * 64)
+    assert misfit(spec, wide) == "N=4194304 is over 65535 tiles of 64, a grid's second axis"
+
+
 def test_int8_sums_that_int32_cannot_hold_are_no_call_for_a_kernel() -> None:
     spec = KernelSpec(**INTEGERS)
     problem = GemmProblem(m=16, n=16, k=131_072, a=INT8, b=INT8, d=INT32, layout="rcr")

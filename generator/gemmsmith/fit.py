@@ -117,7 +117,7 @@ def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:
         return f"batch={problem.batch} is over the {most} that a grid's third axis holds"
     name, extent, tile, cluster = (
         ("M", problem.m, spec.tile.m, spec.cluster.m)
-        if spec.swap
+        if spec.swap and spec.schedule != "lean"  # whose first axis is always that of the tokens
         else ("N", problem.n, spec.tile.n, spec.cluster.n)
     )
     most = MOST_BLOCKS_YZ // cluster * cluster  # grids are of whole clusters

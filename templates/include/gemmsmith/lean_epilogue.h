@@ -67,8 +67,8 @@ struct LeanEpilogue : LeanShape<Traits> {
 
   /* Finishes this block's share of the tile. */
   __device__ static void finish(Params const &params, Place const &place, Accumulator *tile) {
-    int const token_0 = (kSwap ? blockIdx.y : blockIdx.x) * kTokens;
-    int const feature_0 = (kSwap ? blockIdx.x : blockIdx.y) * kFeatures;
+    int const token_0 = blockIdx.x * kTokens;
+    int const feature_0 = blockIdx.y * kFeatures;
     int64_t const batch = blockIdx.z / kSplits;
     uint32_t parts[kSplits];
 #pragma unroll

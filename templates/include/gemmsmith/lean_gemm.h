@@ -66,8 +66,8 @@ struct LeanGemm : LeanShape<Traits> {
   __device__ static void produce(Params const &params, Place const &place, uint8_t *data, Barriers &barriers) {
     Range const range = share(params.k_tiles, place.split);
     int const batch = blockIdx.z / kSplits;
-    int const row_m = blockIdx.x * kTileM + place.n * (kTileM / kClusterN);
-    int const row_n = blockIdx.y * kTileN + place.m * (kTileN / kClusterM);
+    int const row_m = Shape::tile_m() * kTileM + place.n * (kTileM / kClusterN);
+    int const row_n = Shape::tile_n() * kTileN + place.m * (kTileN / kClusterM);
     int const batch_m = batch * params.batched_m, batch_n = batch * params.batched_n;
     int const offset_m = place.n * (kTileM / kClusterN) * kSlabBytes;
     int const offset_n = place.m * (kTileN / kClusterM) * kSlabBytes;

@@ -40,11 +40,12 @@ struct LeanOperation {
     int64_t const count = (extent + tile - 1) / tile;
     return (count + cluster - 1) / cluster * cluster;
   }
-  static int64_t tiles_m(gemmsmith_gemm const &call) {
-    return tiles(Kernel::kSwap ? call.n : call.m, Kernel::kTileM, Kernel::kClusterM);
+  /* The grid's axes. */
+  static int64_t tiles_of_tokens(gemmsmith_gemm const &call) {
+    return tiles(call.m, Kernel::kTokens, Kernel::kClusterX);
   }
-  static int64_t tiles_n(gemmsmith_gemm const &call) {
-    return tiles(Kernel::kSwap ? call.m : call.n, Kernel::kTileN, Kernel::kClusterN);
+  static int64_t tiles_of_features(gemmsmith_gemm const &call) {
+    return tiles(call.n, Kernel::kFeatures, Kernel::kClusterY);
   }
 
   static gemmsmith_status can_run(gemmsmith_gemm const *call) {
@@ -53,8 +54,8 @@ struct LeanOperation {
       return sizes;
     }
     /* What is counted in 32 bits goes up to whole tiles. */
-    if (tiles_m(*call) * Kernel::kTileM > INT32_MAX || call->k > INT32_MAX - Kernel::kTileK ||
-        tiles_n(*call) > 65535 || call->batch * Kernel::kSplits > 65535) {
+    if (tiles_of_tokens(*call) * Kernel::kTokens > INT32_MAX || call->k > INT32_MAX - Kernel::kTileK ||
+        tiles_of_features(*call) > 65535 || call->batch * Kernel::kSplits > 65535) {
       return status_of(cutlass::Status::kErrorInvalidProblem);
     }
     /* TMA reads 16 bytes at a time, the epilogue reads and writes four elements. */
@@ -94,8 +95,7 @@ struct LeanOperation {
       return status;
     }
     /* Weights that one row of clusters reads, of one matrix of the batch, are not needed again. */
-    int64_t const readers = (Kernel::kSwap ? tiles_n(*call) / Kernel::kClusterN : tiles_m(*call) / Kernel::kClusterM) *
-                            (call->b_batch ? 1 : call->batch);
+    int64_t const readers = tiles_of_tokens(*call) / Kernel::kClusterX * (call->b_batch ? 1 : call->batch);
     auto const once = static_cast<uint64_t>(readers == 1 ? cute::TMA::CacheHintSm90::EVICT_FIRST
                                                          : cute::TMA::CacheHintSm90::EVICT_NORMAL);
     auto const normal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -118,9 +118,9 @@ struct LeanOperation {
     params.beta = call->beta;
     params.finish = {call->alpha, call->out_scale, static_cast<Activation>(call->activation)};
 
-    dim3 const grid(static_cast<unsigned>(tiles_m(*call)), static_cast<unsigned>(tiles_n(*call)),
+    dim3 const grid(static_cast<unsigned>(tiles_of_tokens(*call)), static_cast<unsigned>(tiles_of_features(*call)),
                     static_cast<unsigned>(call->batch * Kernel::kSplits));
-    dim3 const cluster(Kernel::kClusterM, Kernel::kClusterN, Kernel::kSplits);
+    dim3 const cluster(Kernel::kClusterX, Kernel::kClusterY, Kernel::kSplits);
     return launch_clusters<Traits::kDependentLaunch>(kernel, grid, dim3(Kernel::kThreads), Kernel::kSharedBytes,
                                                      cluster, stream, params);
   }

@@ -83,16 +83,26 @@ struct LeanShape {
   static_assert(kStages >= 2 && kDataBytes <= kMostShared, "shared memory");
   static_assert(sizeof(Barriers) <= kBarrierBytes, "barriers");
 
+  /* The grid runs along the tokens first, so that blocks which read the same weights run together: the
+   * weights of a long prompt do not fit in L2, its tokens do. Tokens are M, with kSwap N. */
+  static constexpr int kClusterX = kSwap ? kClusterN : kClusterM, kClusterY = kSwap ? kClusterM : kClusterN;
+  __device__ static int tile_m() { return int(kSwap ? blockIdx.y : blockIdx.x); }
+  __device__ static int tile_n() { return int(kSwap ? blockIdx.x : blockIdx.y); }
+
   /* Where this block stands: along M and N of its cluster, and its share of K. */
   struct Place {
     int m, n, split;
     __device__ Place() {
       int rank = kClusterSize > 1 ? int(cute::block_rank_in_cluster()) : 0;
-      m = rank % kClusterM;
-      n = rank / kClusterM % kClusterN;
-      split = rank / (kClusterM * kClusterN);
+      int const x = rank % kClusterX, y = rank / kClusterX % kClusterY;
+      m = kSwap ? y : x;
+      n = kSwap ? x : y;
+      split = rank / (kClusterX * kClusterY);
     }
-    __device__ static int rank(int m, int n, int split) { return m + kClusterM * (n + kClusterN * split); }
+    __device__ static int rank(int m, int n, int split) {
+      int const x = kSwap ? n : m, y = kSwap ? m : n;
+      return x + kClusterX * (y + kClusterY * split);
+    }
     __device__ uint16_t mask_along_n() const {
       uint32_t mask = 0;
       for (int other = 0; other < kClusterN; ++other) {
