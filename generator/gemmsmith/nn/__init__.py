@@ -9,6 +9,7 @@ from gemmsmith.nn.feed_forward import FeedForward, Int8FeedForward
 from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
 from gemmsmith.nn.linear import Linear
 from gemmsmith.nn.norm import RMSNorm
+from gemmsmith.nn.parallel import parallelize
 from gemmsmith.nn.prepared import PreparedLinear
 from gemmsmith.nn.rotary import Rotary
 
@@ -29,4 +30,5 @@ __all__ = [
     "QuantizedRows",
     "RMSNorm",
     "Rotary",
+    "parallelize",
 ]

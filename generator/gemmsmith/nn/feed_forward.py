@@ -111,9 +111,14 @@ class FeedForward(torch.nn.Module):
         """Return the block of two layers that are prepared: gate and up interleaved, and down."""
         block = cls.__new__(cls)
         torch.nn.Module.__init__(block)
-        block.kind, block.gate_up, block.down = kind, gate_up, down
-        block._decide()
+        block.kind = kind
+        block.hold(gate_up, down)
         return block.train(gate_up.training)
+
+    def hold(self, gate_up: PreparedLinear, down: PreparedLinear) -> None:
+        """Make the prepared layers those of the block."""
+        self.gate_up, self.down = gate_up, down
+        self._decide()
 
     def _hold_apart(
         self,
@@ -148,8 +153,7 @@ class FeedForward(torch.nn.Module):
                 f"down takes {down.in_features} features, gate and up give"
                 f" {gate_up.out_features // 2}"
             )
-        self.gate_up, self.down = self._layers(gate_up, down, inputs)
-        self._decide()
+        self.hold(*self._layers(gate_up, down, inputs))
 
     def _layers(
         self, gate_up: PreparedLinear, down: torch.nn.Linear, inputs: Tensor | None
@@ -286,8 +290,7 @@ class Int8FeedForward(FeedForward):
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
         made.kind = block.kind
-        made.gate_up, made.down = made._layers(block.gate_up, block.down, inputs)
-        made._decide()
+        made.hold(*made._layers(block.gate_up, block.down, inputs))
         return made.train(block.training)
 
     def _layers(

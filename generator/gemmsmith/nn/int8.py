@@ -12,10 +12,11 @@ from torch.nn import functional
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn.linear import check_is_linear, parameter
-from gemmsmith.nn.prepared import Pair, PreparedLinear
+from gemmsmith.nn.prepared import P, Pair, PreparedLinear
 from gemmsmith.ops import gemm
 from gemmsmith.row_ops import quantize_rows, quantize_weight
 from gemmsmith.smoothing import check_column_scale, smooth
+from gemmsmith.weight_parts import Part
 from gemmsmith.weights import Order, Preparation, join, prepare
 
 if TYPE_CHECKING:
@@ -107,7 +108,15 @@ class Int8Linear(PreparedLinear):
 
     @classmethod
     def of_prepared(cls, layer: PreparedLinear, column_scale: Tensor | None = None) -> Self:
-        """Return the int8 layer of one that is prepared, with a column scale (K,) or none."""
+        """Return the int8 layer of one that is prepared, with a column scale (K,) or none.
+
+        Raises:
+            ArgumentError: where the layer is a part of one.
+        """
+        if layer.ranks > 1:
+            raise ArgumentError(
+                f"the layer is divided over {layer.ranks} ranks: quantise first, then parallelize"
+            )
         made = cls._of_size(layer.preparation)
         made.part_names = layer.part_names
         made.hold(layer.weight, layer.bias, layer.preparation, column_scale)
@@ -153,6 +162,19 @@ class Int8Linear(PreparedLinear):
             PreparedLinear.hold(made, together("weight"), bias, preparation)
             made._hold_scales(together("weight_scale"), first.column_scale)
         return made.train(first.training)
+
+    def part(self, part: Part, kind: type[P], ranks: int, *, bias: bool = True) -> P:
+        """Return the layer of some of the features, a copy: see :meth:`PreparedLinear.part`.
+
+        Weights keep their scales; what a part reads is quantised by what it has of a row.
+        """
+        made = super().part(part, kind, ranks, bias=bias)
+        assert isinstance(made, Int8Linear)
+        columns = self.column_scale
+        if columns is not None and part.columns is not None:
+            columns = columns.narrow(0, *part.columns).clone()
+        made._hold_scales(part.take(self.preparation, self.weight_scale), columns)
+        return made if self.input_scale is None else made.use_input_scale(self.input_scale)
 
     def restored(self, name: str) -> Tensor:
         """Return the weight, bias or weight scale without what the kernels need added to it."""

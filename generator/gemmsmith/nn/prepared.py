@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,12 +12,15 @@ from torch.nn import functional
 from gemmsmith.direct import linear
 from gemmsmith.errors import ArgumentError
 from gemmsmith.nn.linear import Linear, check_is_linear, check_is_tensor, parameter
+from gemmsmith.weight_parts import Part
 from gemmsmith.weights import Order, Preparation, join, prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Pair", "PreparedLinear"]
+
+P = TypeVar("P", bound="PreparedLinear")
 
 Pair = Tensor | tuple[Tensor, Tensor]
 """A weight or bias, or those of gate and up."""
@@ -37,6 +40,9 @@ class PreparedLinear(Linear):
 
     preparation: Preparation
     """What was done to the given weight."""
+    ranks: int = 1
+    """Processes that the layer is divided over (:func:`gemmsmith.nn.parallelize`), each of which
+    holds a part."""
     part_names: tuple[str, ...] = ()
     """Names of the layers that were joined to this one (:meth:`joined`); else empty."""
 
@@ -128,6 +134,27 @@ class PreparedLinear(Linear):
         layer = cls.__new__(cls)
         torch.nn.Linear.__init__(layer, k, n, bias=False, device="meta")
         return layer
+
+    def part(self, part: Part, kind: type[P], ranks: int, *, bias: bool = True) -> P:
+        """Return the layer of some of the features, a copy, prepared as this one is.
+
+        Args:
+            part: which.
+            kind: class of the result, int8 where this one is.
+            ranks: how many parts there are.
+            bias: whether the part has the bias, if there is one.
+        """
+        whole = self.preparation
+        preparation = part.preparation(whole)
+        made = kind._of_size(preparation)
+        vector = part.take(whole, self.bias) if bias and self.bias is not None else None
+        PreparedLinear.hold(made, part.take(whole, self.weight), vector, preparation)
+        made.part_names, made.ranks = self.part_names, ranks
+        if self.constant_weight:
+            made.constant_weight = True  # which waits for the copy
+        else:
+            made.kernels = self.kernels
+        return made.train(self.training)
 
     def hold(self, weight: Tensor, bias: Tensor | None, preparation: Preparation) -> None:
         """Make the prepared tensors those of the layer."""
