@@ -37,6 +37,7 @@ decoder = gemmsmith.nn.Decoder.from_gguf(path, torch.bfloat16, device)
 if arguments.int8:
     decoder = decoder.to_int8()
 decoder.constant_weight = True
+decoder.constant_cache = True
 tokenizer = BytePairs(read_gguf(path).metadata)
 prompts = [tokenizer.encode(prompt) for prompt in arguments.prompt]
 

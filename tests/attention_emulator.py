@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from gemmsmith.arch import SM_90A
 from gemmsmith.attn.arguments import Attention
 from gemmsmith.attn.execute import attention_call
-from gemmsmith.attn.spec import AttentionSpec
+from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
+from gemmsmith.dtypes import DType
 from gemmsmith.launcher import AttentionCall
 from gemmsmith.launcher.with_ctypes import CtypesAttentionKernel, CtypesLauncher
 from gemmsmith.render import include_dirs, render
@@ -21,13 +25,66 @@ SMS = 5
 """Multiprocessors of the GPU that is played."""
 
 
+def kernel_of(
+    dtype: DType,
+    head_dim: int,
+    tile: tuple[int, int],
+    warps: tuple[int, int],
+    stages: int,
+    cluster: int = 1,
+    **more: Any,
+) -> AttentionSpec:
+    """Return a kernel of a Hopper GPU."""
+    return AttentionSpec(
+        arch=SM_90A,
+        dtype=dtype,
+        head_dim=head_dim,
+        tile=AttentionTile(*tile),
+        schedule="split_kv",
+        stages=stages,
+        warps=AttentionWarps(*warps),
+        cluster=cluster,
+        **more,
+    )
+
+
+class Case(NamedTuple):
+    """Sizes of a call, what else it asks, and into how many parts its keys go."""
+
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    lengths: list[int] | None = None
+    page: int = 0
+    splits: int = 0
+    narrower: int = 0
+    how: dict[str, Any] = {}  # noqa: RUF012
+
+
+CASES = (
+    Case(1, 1, 2, 2),
+    Case(1, 200, 7, 1, splits=5),
+    Case(1, 257, 3, 1, lengths=[0, 1], splits=3),
+    Case(1, 200, 8, 2, lengths=[200, 17], page=16, how={"softcap": 5.0}),
+    Case(5, 130, 8, 2, lengths=[130, 3], page=64, splits=4, how={"causal": True}),
+    Case(3, 200, 17, 1, lengths=[300, 64], how={"causal": True, "window": 40}),
+    Case(2, 140, 4, 4, splits=2, narrower=8, how={"causal": True, "window": 3, "softcap": 2.0}),
+    Case(2, 96, 9, 3, page=32, lengths=[96, 31], how={"scale": -0.3}),
+)
+
+
 class Emulator:
     """The kernels of a translation unit, by name, and the knobs of the machine that runs them."""
 
-    def __init__(self, specs: Sequence[AttentionSpec], folder: Path) -> None:
+    def __init__(
+        self, specs: Sequence[AttentionSpec], folder: Path, edits: Mapping[str, str] = {}
+    ) -> None:
+        """Compile the kernels, with ``edits`` of their header: a text for each of another."""
         toolchain = find_toolchain()
         includes = (
             Path(__file__).with_name("on_cpu"),
+            *([_edited(folder, edits)] if edits else []),
             *include_dirs(),
             *([toolchain.root / "include"] if toolchain.root else []),
             *toolchain.include_dirs,
@@ -53,10 +110,38 @@ class Emulator:
         for name, value in knobs.items():
             ctypes.c_int.in_dll(self._library, f"emulated_{name}").value = value
 
+    @contextmanager
+    def written_ahead(self, *memory: tuple[torch.Tensor, torch.Tensor | None]) -> Iterator[None]:
+        """Let a grid ahead of each launch write the memory of tensors: before, there is that of
+        others, which lie alike; None: whatever is there."""
+        function = self._library.emulated_ahead
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        for tensor, before in memory:
+            after = tensor.untyped_storage()
+            stale = None if before is None else before.untyped_storage()
+            assert stale is None or stale.nbytes() == after.nbytes()
+            function(after.data_ptr(), stale.data_ptr() if stale else None, after.nbytes())
+        try:
+            yield
+        finally:
+            function(None, None, 0)
+
     @property
     def early_launches(self) -> int:
         """Launches so far that might start before the kernel ahead had ended."""
         return ctypes.c_int.in_dll(self._library, "emulated_early").value
+
+
+def _edited(folder: Path, edits: Mapping[str, str]) -> Path:
+    name = Path("gemmsmith", "attention_decode.h")
+    (text,) = ((root / name).read_text() for root in include_dirs() if (root / name).is_file())
+    for old, new in edits.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    edited = folder / "edited" / name
+    edited.parent.mkdir(parents=True)
+    edited.write_text(text)
+    return folder / "edited"
 
 
 def call_of(call: Attention, out: torch.Tensor, splits: int = 0) -> AttentionCall:

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from attention_data import check_near, exact, tokens
-from attention_emulator import Emulator, call_of, launch
-from gemmsmith.arch import SM_90A
+from attention_emulator import CASES, Emulator, call_of, kernel_of, launch
 from gemmsmith.attn.arguments import Attention
-from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
-from gemmsmith.dtypes import BF16, FP16, DType
+from gemmsmith.attn.spec import AttentionSpec
+from gemmsmith.dtypes import BF16, FP16
 from paged_data import NAN, poisoned, scattered
 
 pytestmark = pytest.mark.nvcc  # for the toolkit's headers
-
-
-def kernel_of(
-    dtype: DType,
-    head_dim: int,
-    tile: tuple[int, int],
-    warps: tuple[int, int],
-    stages: int,
-    cluster: int = 1,
-) -> AttentionSpec:
-    return AttentionSpec(
-        arch=SM_90A,
-        dtype=dtype,
-        head_dim=head_dim,
-        tile=AttentionTile(*tile),
-        schedule="split_kv",
-        stages=stages,
-        warps=AttentionWarps(*warps),
-        cluster=cluster,
-    )
 
 
 SPECS = (
@@ -46,32 +24,6 @@ SPECS = (
     kernel_of(BF16, 96, (32, 48), (2, 3), 2),
     kernel_of(BF16, 128, (16, 32), (1, 2), 2, cluster=4),
     kernel_of(FP16, 256, (8, 32), (1, 2), 1),
-)
-
-
-class Case(NamedTuple):
-    """Sizes of a call, what else it asks, and into how many parts its keys go."""
-
-    queries: int
-    keys: int
-    heads: int
-    kv_heads: int
-    lengths: list[int] | None = None
-    page: int = 0
-    splits: int = 0
-    narrower: int = 0
-    how: dict[str, Any] = {}  # noqa: RUF012
-
-
-CASES = (
-    Case(1, 1, 2, 2),
-    Case(1, 200, 7, 1, splits=5),
-    Case(1, 257, 3, 1, lengths=[0, 1], splits=3),
-    Case(1, 200, 8, 2, lengths=[200, 17], page=16, how={"softcap": 5.0}),
-    Case(5, 130, 8, 2, lengths=[130, 3], page=64, splits=4, how={"causal": True}),
-    Case(3, 200, 17, 1, lengths=[300, 64], how={"causal": True, "window": 40}),
-    Case(2, 140, 4, 4, splits=2, narrower=8, how={"causal": True, "window": 3, "softcap": 2.0}),
-    Case(2, 96, 9, 3, page=32, lengths=[96, 31], how={"scale": -0.3}),
 )
 
 

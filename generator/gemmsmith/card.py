@@ -234,6 +234,7 @@ def objection(spec: AnySpec, card: Card) -> str | None:
                 constant_loads=card.constant_loads,
             ),
             constant_b=isinstance(spec, KernelSpec) and spec.constant_b,
+            constant_cache=isinstance(spec, AttentionSpec) and spec.constant_cache,
         )
         if fault is not None:
             return f"dependent_launch is on, and {fault}"

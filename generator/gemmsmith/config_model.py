@@ -304,6 +304,9 @@ class AttentionKeys(_Block):
     """Warps of a split_kv block along queries and along keys, for example [1, 4]."""
     cluster: int = 1
     """Blocks of a split_kv kernel that put results together in shared memory: 1, 2, 4 or 8."""
+    constant_cache: bool = False
+    """Read keys and values but the newest before the kernel ahead in the stream has ended: for
+    caches whose older places no queued work writes (sm_90a, split_kv)."""
 
 
 class AttentionFamilyKeys(AttentionKeys):

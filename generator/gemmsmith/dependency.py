@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _WAIT, _RELEASE = "ACQBULK", "PREEXIT"  # griddepcontrol.wait and .launch_dependents
 _LOAD = "UTMALDG"
+_READS = ("LDG.", "LDGSTS.")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _GLOBAL = re.compile(
     r"(LD|LDG|LDGSTS|ST|STG|ATOM|ATOMG|RED|REDG|U?BLK(CP|PF|RED)|UTMA(LDG|STG|REDG|PF))(\.|$)"
@@ -23,9 +24,8 @@ class GridDependency:
     releases: int = 0
     """Instructions that let the grid behind start."""
     early_access: str = ""
-    """First instruction ahead of the first wait that reads or writes global memory, if any; a TMA
-    load only where there is nothing else."""
-
+    """First instruction ahead of the first wait that reads or writes global memory, if any; another
+    load only where there is nothing else, a TMA load only where there is no such load."""
     constant_loads: int = 0
     """Loads through the cache for memory that does not change while a kernel runs."""
 
@@ -53,18 +53,24 @@ def weakest(found: Sequence[GridDependency]) -> GridDependency:
 
 
 def _worst(names: Iterable[str]) -> str:
-    """Return the first that no kernel may have, else the first TMA load, which some may."""
-    return min(names, key=lambda name: name.startswith(_LOAD), default="")
+    """Return the first that no kernel may have, else the first load, which some may."""
+    return min(
+        names, key=lambda name: (name.startswith(_LOAD), name.startswith(_READS)), default=""
+    )
 
 
-def dependency_fault(found: GridDependency, *, constant_b: bool = False) -> str | None:
+def dependency_fault(
+    found: GridDependency, *, constant_b: bool = False, constant_cache: bool = False
+) -> str | None:
     """Return why such code must not start before the grid ahead has ended, or None if it may.
 
-    With ``constant_b`` its TMA may fetch B, which nothing writes, before that.
+    With ``constant_b`` its TMA may fetch B, which nothing writes, before that; with
+    ``constant_cache`` its threads may load keys and where they lie.
     """
+    allowed = ((_LOAD,) if constant_b else ()) + (_READS if constant_cache else ())
     if not found.waits:
         return f"its machine code lacks {_WAIT} (griddepcontrol.wait): it would not wait at all"
-    if found.early_access and not (constant_b and found.early_access.startswith(_LOAD)):
+    if found.early_access and not found.early_access.startswith(allowed):
         return f"its machine code has {found.early_access} ahead of {_WAIT} (griddepcontrol.wait)"
     if found.constant_loads:
         return (

@@ -14,6 +14,7 @@ struct attention_bf16_d128_8x128_w1x8_s1_split_sm90a {
   static constexpr int kCluster = 1;
   static constexpr int kLeastTiles = 4;
   static constexpr bool kDependentLaunch = true;
+  static constexpr bool kConstantCache = false;
 };
 }  // inline namespace v_000000000000
 

@@ -26,6 +26,7 @@ class Attention(NamedTuple):
     mask: Tensor | None
     lengths: Tensor | None
     block_table: Tensor | None
+    constant_cache: bool = False
     kernels: str = ""
     """Handle of what may run; empty for the default kernels of the GPU, and torch."""
 

@@ -36,10 +36,18 @@ class AttentionProblem:
     """Whether torch's fast kernels can take it: no lengths, block table, window or softcap."""
     packed: bool
     """Whether sequences are packed one after the other."""
+    constant_cache: bool = False
+    """Whether the caller promises that no queued work writes keys but the newest."""
 
 
 def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
     """Return why a kernel cannot take the call; empty where it can, as far as sizes tell."""
+    if spec.constant_cache and not problem.constant_cache:
+        return (
+            f"{spec.name} reads keys while the kernel ahead may still write them: pass"
+            " constant_cache=True where it writes the newest alone, and lengths and block_table"
+            " need no copy"
+        )
     if spec.dtype != problem.dtype:
         return f"{spec.name} takes {spec.dtype.name}, the call has {problem.dtype.name}"
     if problem.head_dim > spec.head_dim:

@@ -213,6 +213,7 @@ def _judged(
             stages=keys.stages,
             warps=None if keys.warps is None else AttentionWarps(*keys.warps),
             cluster=keys.cluster,
+            constant_cache=keys.constant_cache,
         )
     except IllegalKernelError as error:
         return error.objections

@@ -135,6 +135,7 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
         causal=call.causal,
         window=call.window or 0,
         paged=isinstance(call, Attention) and call.block_table is not None,
+        constant_cache=isinstance(call, Attention) and call.constant_cache,
         packed=not dense,
         plain=isinstance(call, Attention)
         and call.lengths is None
@@ -153,7 +154,12 @@ def _laid_out(call: Attention | PackedAttention) -> Attention | PackedAttention:
         lengths = lengths.contiguous()
     if table is not None and table.stride(-1) != 1:
         table = table.contiguous()
-    return call._replace(lengths=lengths, block_table=table)
+    copied = lengths is not call.lengths or table is not call.block_table
+    return call._replace(
+        lengths=lengths,
+        block_table=table,
+        constant_cache=call.constant_cache and not copied,  # a copy is queued, and writes
+    )
 
 
 def attention_call(

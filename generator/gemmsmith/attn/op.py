@@ -76,7 +76,7 @@ def _written(call: Attention | PackedAttention, out: Tensor) -> None:
 _COMMON = "bool causal, int? window, float? softcap, float? scale"
 _DENSE = (
     f"Tensor q, Tensor k, Tensor v, {_COMMON}, Tensor? mask, Tensor? lengths, Tensor? block_table,"
-    ' str kernels=""'
+    ' bool constant_cache=False, str kernels=""'
 )
 _PACKED = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, int max_q, int max_k,"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gemmsmith.attn import op as _op  # noqa: F401  registers the ops
 from gemmsmith.attn.arguments import check_tensors
+from gemmsmith.constant import is_promised
 from gemmsmith.errors import ArgumentTypeError
 
 __all__ = ["attention", "attention_varlen"]
@@ -26,6 +27,7 @@ def attention(
     mask: Tensor | None = None,
     lengths: Tensor | None = None,
     block_table: Tensor | None = None,
+    constant_cache: bool = False,
     out: Tensor | None = None,
     kernels: str = "",
 ) -> Tensor:
@@ -49,6 +51,12 @@ def attention(
             has no effect, be it NaN.
         block_table: (B, pages of a sequence) int32, where the keys of each sequence lie; needs
             ``lengths``. Entries beyond the length are not read.
+        constant_cache: promises that no work which is queued already writes ``lengths``,
+            ``block_table``, or keys and values but the newest Sq of each sequence, which the kernel
+            just ahead may write, as :func:`gemmsmith.rope_to_cache` does. Kernels with
+            ``constant_cache`` then fetch the others while it still runs. A copy from the host, a
+            graph's replay and a step that wrote what was new to it are such work too, as long as
+            nothing behind them waits for them: a kernel of torch's does.
         out: where to write, of the result's shape and dtype; it must not overlap an input.
         kernels: handle of what may run (:func:`gemmsmith.load`); empty for the default kernels of
             the GPU, and torch where none fits.
@@ -60,7 +68,10 @@ def attention(
     """
     check_tensors(q=q, k=k, v=v, mask=mask, lengths=lengths, block_table=block_table, out=out)
     _check_given(q=q, k=k, v=v)
-    given = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table, kernels)
+    if constant_cache is not False:
+        is_promised("constant_cache", constant_cache)
+    given: tuple[Any, ...] = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
+    given += (constant_cache, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention.default(*given))
     torch.ops.gemmsmith.attention_out.default(*given, out=out)

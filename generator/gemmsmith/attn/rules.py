@@ -108,7 +108,7 @@ def objections(spec: AttentionSpec) -> Iterator[Objection]:
 
 def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
     """What the kernels on wgmma and TMA ask."""
-    for key, default in (("warps", None), ("cluster", 1)):
+    for key, default in (("warps", None), ("cluster", 1), ("constant_cache", False)):
         if getattr(spec, key) != default:
             yield Objection(
                 key=key, reason=f"{key} goes with schedule split_kv", fix="leave it out"

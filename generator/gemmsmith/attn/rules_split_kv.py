@@ -73,6 +73,13 @@ def split_kv(spec: AttentionSpec) -> Iterator[Objection]:
             reason=f"{arch.name} has no clusters, cluster {spec.cluster} needs them",
             fix="leave it out",
         )
+    if spec.constant_cache and not spec.dependent_launch:
+        yield Objection(
+            key="constant_cache",
+            reason="constant_cache reads keys before the kernel ahead has ended, and on"
+            f" {arch.name} none starts before that",
+            fix="leave it out",
+        )
     if spec.stages < 1:
         yield Objection(key="stages", reason=f"stages {spec.stages} is below 1", fix="2 is legal")
         return

@@ -70,6 +70,9 @@ class AttentionSpec:
     """How a ``split_kv`` block's warps divide its tile; others have warpgroups of 64 queries."""
     cluster: int = 1
     """Blocks of a ``split_kv`` kernel that put their results together in shared memory."""
+    constant_cache: bool = False
+    """Whether a ``split_kv`` kernel reads keys and values that are not new while the kernel ahead
+    still runs: right where nothing that is queued writes them."""
 
     def __post_init__(self) -> None:
         broken = tuple(objections(self))
@@ -81,9 +84,10 @@ class AttentionSpec:
         """The kernel's name in reports, files, C++ symbols, logs and tables."""
         warps = "" if self.warps is None else f"_w{self.warps}"
         cluster = "" if self.cluster == 1 else f"_c{self.cluster}"
+        schedule = _WORDS[self.schedule] + "_constkv" * self.constant_cache
         return (
             f"attention_{self.dtype.name}_d{self.head_dim}_{self.tile}{warps}_s{self.stages}{cluster}"
-            f"_{_WORDS[self.schedule]}_{self.arch.suffix}"
+            f"_{schedule}_{self.arch.suffix}"
         )
 
     @property

@@ -32,4 +32,5 @@ def attention_values(spec: AttentionSpec) -> dict[str, Any]:
         "cluster": spec.cluster,
         "in_turns": "true" if spec.schedule == "pingpong" else "false",
         "dependent_launch": "true" if spec.dependent_launch else "false",
+        "constant_cache": "true" if spec.constant_cache else "false",
     }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.attn.ops import attention
+from gemmsmith.constant import is_promised
 from gemmsmith.errors import ArgumentError
 from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
 from gemmsmith.nn.linear import check_is_linear
@@ -50,6 +51,7 @@ class Attention(torch.nn.Module):
     qkv: PreparedLinear
     """K to (H + 2 Hkv) * D."""
     o: PreparedLinear
+    _constant_cache = False
 
     def __init__(
         self,
@@ -148,6 +150,27 @@ class Attention(torch.nn.Module):
     def constant_weight(self, promised: bool) -> None:
         self.qkv.constant_weight = self.o.constant_weight = promised
 
+    @property
+    def constant_cache(self) -> bool:
+        """Whether calls with a cache and ``keys`` promise that no queued work writes ``keys``, or
+        the cache but at the places of these tokens (``constant_cache`` of
+        :func:`gemmsmith.attention`).
+
+        It holds where tokens are the last of their sequences, where ``keys`` is at hand early, and
+        where work that waits for all before it, as torch's own kernels do, lies between what wrote
+        the older keys or ``keys`` and the call: in a :class:`Decoder`, each step begins with its
+        embedding. Calls that ``torch.compile`` traces do not promise it, since there ``keys`` may
+        be computed right ahead of attention.
+
+        Raises:
+            ArgumentTypeError: where it is set to neither True nor False.
+        """
+        return self._constant_cache
+
+    @constant_cache.setter
+    def constant_cache(self, promised: bool) -> None:
+        self._constant_cache = is_promised("constant_cache", promised)
+
     def forward(
         self,
         input: Tensor | QuantizedRows,  # noqa: A002  torch's name
@@ -227,7 +250,10 @@ class Attention(torch.nn.Module):
         keys: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Return what q (B, S, H, D) gathers from k and v (B, keys, Hkv, D), (B, S, H, D)."""
+        """Return what q (B, S, H, D) gathers from k and v (B, keys, Hkv, D), (B, S, H, D).
+
+        With ``keys`` (B,) k and v are a cache, to which :attr:`constant_cache` applies.
+        """
         return attention(
             q,
             k,
@@ -238,6 +264,9 @@ class Attention(torch.nn.Module):
             scale=self.scale,
             mask=mask,
             lengths=keys,
+            constant_cache=self._constant_cache
+            and keys is not None
+            and not torch.compiler.is_compiling(),
         )
 
     def extra_repr(self) -> str:

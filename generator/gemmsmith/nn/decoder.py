@@ -126,6 +126,25 @@ class Decoder(torch.nn.Module):
             layer.constant_weight = promised
 
     @property
+    def constant_cache(self) -> bool:
+        """Whether all layers promise that no queued work writes a cache but at the places of a
+        step's tokens (:attr:`gemmsmith.nn.Attention.constant_cache`).
+
+        It holds for whoever leaves the cache to the decoder, in CUDA graphs too: only the same
+        layer's kernel writes keys, the newest, and lengths are counted once a step; both lie
+        before the embedding of the next step, which waits for all that is queued.
+
+        Raises:
+            ArgumentTypeError: where it is set to neither True nor False.
+        """
+        return all(layer.constant_cache for layer in self._layers)
+
+    @constant_cache.setter
+    def constant_cache(self, promised: bool) -> None:
+        for layer in self._layers:
+            layer.constant_cache = promised
+
+    @property
     def _layers(self) -> list[DecoderLayer]:
         return list(self.layers)  # type: ignore[arg-type]
 

@@ -53,6 +53,16 @@ class DecoderLayer(torch.nn.Module):
     def constant_weight(self, promised: bool) -> None:
         self.attention.constant_weight = self.feed_forward.constant_weight = promised
 
+    @property
+    def constant_cache(self) -> bool:
+        """Whether attention promises that no queued work writes a cache but at the places of a
+        call's tokens (:attr:`gemmsmith.nn.Attention.constant_cache`)."""
+        return self.attention.constant_cache
+
+    @constant_cache.setter
+    def constant_cache(self, promised: bool) -> None:
+        self.attention.constant_cache = promised
+
     def forward(
         self,
         x: Tensor,

@@ -11,6 +11,9 @@
  * keys: results do not depend on who came when.
  *
  * What lies beyond a sequence's length is never read: its place in shared memory is filled with zeros.
+ *
+ * With kConstantCache nothing that is queued may write lengths, table or keys and values before the newest
+ * `queries` of each sequence: buffers whose keys all lie there are filled while the kernel ahead still runs.
  */
 #pragma once
 
@@ -65,6 +68,7 @@ struct DecodeAttention {
   static constexpr int kTile = Traits::kTileKeys;
   static constexpr int kStages = Traits::kStages;
   static constexpr int kCluster = Traits::kCluster;
+  static constexpr bool kConstantCache = Traits::kConstantCache;
 
   static constexpr int kThreads = 32 * kRowWarps * kTeams;
   static constexpr int kTeamThreads = 32 * kRowWarps;
@@ -93,6 +97,7 @@ struct DecodeAttention {
   static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "whole instructions");
   static_assert(kTile == 16 || kTile == 32, "a lane looks up one page");
   static_assert(kRowBlocks * kHeadDim <= 256, "registers");
+  static_assert(Traits::kDependentLaunch || !kConstantCache, "only who starts early can read early");
   static_assert(kTeams <= 15 && kThreads <= 1024, "named barriers and threads of a block");
   static_assert(kStages >= 1 && kCluster >= 1 && kCluster <= 8, "stages, and clusters that every GPU takes");
 
@@ -416,10 +421,27 @@ struct DecodeAttention {
     for (int stage = 0; stage < kStages; ++stage) {
       pages[stage] = look_up<kPaged>(place, stage);
     }
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
+    auto const fill = [&](int stage) {
       keys.load(place, stage, tiles, stage, pages[stage]);
       values.load(place, stage, tiles, stage, pages[stage]);
+    };
+    int ready = 0; /* buffers that are filled ahead of the wait: the first ones, as copies end in order */
+    if constexpr (kConstantCache) {
+      int const written = place.length - params.queries; /* keys from here on, by the kernel ahead perhaps */
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        if (ready == stage && (stage >= tiles || place.key(stage) + kTile <= written)) {
+          fill(stage);
+          ++ready;
+        }
+      }
+      await_prerequisites();
+    }
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      if (stage >= ready) {
+        fill(stage);
+      }
     }
     Queries const queries(place);
     int ahead = look_up<kPaged>(place, kStages);
@@ -629,10 +651,15 @@ struct DecodeAttention {
   __device__ static void run(DecodeParams const &params) {
     if constexpr (Traits::kDependentLaunch) {
       release_dependents();
-      await_prerequisites();
+      if constexpr (!kConstantCache) {
+        await_prerequisites();
+      }
     }
     Place const place(params);
     if (int(blockIdx.x) / kCluster >= place.clusters) {
+      if constexpr (kConstantCache) {
+        await_prerequisites();
+      }
       return;
     }
     Rows rows;

@@ -1,6 +1,7 @@
 /* What templates/include/gemmsmith/warp_instructions.h offers, for a CPU, and the launches of CUDA's runtime: each
  * thread of a cluster is a coroutine that gives way where threads meet. Clusters run one after another, in an
  * order of the caller's choice. Copies in the background land as late as the kernel's waits allow, or at once.
+ * What the grid ahead writes is there for a cluster once all its threads wait for that grid or have ended.
  */
 #pragma once
 
@@ -50,8 +51,15 @@ struct Block {
 
 static std::vector<Fiber *> fibers;
 static std::vector<Block> blocks;
+struct Written { /* memory that the grid ahead writes; without `before` it is written once a launch */
+  uint8_t *target;
+  std::vector<uint8_t> before, after;
+};
+
 static std::vector<Barrier> warps;
-static Barrier cluster;
+static std::vector<Written> written;
+static bool once;
+static Barrier cluster, ahead;
 static int current, count, threads;
 static dim3 grid_size;
 static ucontext_t scheduler;
@@ -94,6 +102,20 @@ inline uint8_t *shared(int rank, uint32_t address, size_t bytes) {
 }
 inline void land(Copy const &copy) { std::memcpy(shared(here().rank, copy.target, 16), copy.bytes, 16); }
 
+inline void await_grid_ahead() {
+  int const generation = ahead.generation;
+  if (++ahead.arrived >= count) { /* those that have ended count as well */
+    ++ahead.generation;
+    for (Written const &memory : written) {
+      if (!memory.before.empty() || !once) {
+        std::copy(memory.after.begin(), memory.after.end(), memory.target);
+      }
+    }
+    once = true;
+  }
+  await(ahead, generation);
+}
+
 inline void enter() {
   body(function, argument);
   here().done = true;
@@ -105,6 +127,14 @@ inline void enter() {
 extern "C" {
 __attribute__((visibility("default"))) int emulated_at_once = 4, emulated_seed = 0, emulated_eager = 0;
 __attribute__((visibility("default"))) int emulated_early = 0;
+/* The next launches follow a grid that turns `before`, or whatever is there, into what `target` holds now. */
+__attribute__((visibility("default"))) void emulated_ahead(uint8_t *target, uint8_t const *before, size_t bytes) {
+  if (target == nullptr) {
+    emulated::written.clear();
+    return;
+  }
+  emulated::written.push_back({target, {before, before + (before == nullptr ? 0 : bytes)}, {target, target + bytes}});
+}
 }
 
 namespace emulated {
@@ -119,7 +149,10 @@ inline void run_cluster(std::vector<uint3> const &places, size_t shared_bytes) {
     block.shared.assign(shared_bytes, 0xff); /* NaN of every type */
   }
   warps.assign(count / 32, Barrier{});
-  cluster = Barrier{};
+  cluster = ahead = Barrier{};
+  for (Written const &memory : written) {
+    std::copy(memory.before.begin(), memory.before.end(), memory.target);
+  }
   for (int index = 0; index < count; ++index) {
     Fiber &fiber = *fibers[index];
     fiber.rank = index / threads;
@@ -165,6 +198,7 @@ extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, con
     }
     emulated_early += attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
   }
+  once = false;
   grid_size = config->gridDim;
   threads = int(config->blockDim.x);
   if (grid_size.x % size || threads % 32 || config->dynamicSmemBytes > 232448) {
