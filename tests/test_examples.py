@@ -18,9 +18,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGE = Path(gemmsmith.__file__).parents[1]
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name: str, *arguments: str, by: tuple[str, ...] = ()) -> str:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, *by, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -84,6 +84,33 @@ def test_int8_model() -> None:
     assert "parameters: bf16 269 MB, int8 " in out
     assert "The capital of France is Paris" in out
     assert "211 linear layers swapped, 0 left: 100.0% of the linear FLOPs" in out
+
+
+def said_by_two(*arguments: str) -> tuple[str, float, int]:
+    """Return what the example prints, the largest difference and how many tokens are equal."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    out = run("tensor_parallel.py", *arguments, by=torchrun)
+    assert len(re.findall(r"rank [01]: \d+\.\d+ ms whole, \d+\.\d+ ms divided", out)) == 2
+    found = re.search(r"largest difference (\S+) of .*\ntokens: (\d+) of 10 equal", out)
+    assert found is not None, out
+    return out, float(found[1]), int(found[2])
+
+
+def test_tensor_parallel() -> None:
+    out, difference, equal = said_by_two("--cpu", "--layers", "1", "--tokens", "5")
+    assert "float32 on 2 processes by gloo" in out
+    assert "each rank: 4 heads, 2 KV heads" in out
+    assert 0 < difference < 1e-4
+    assert equal == 10
+
+
+@pytest.mark.gpu
+def test_tensor_parallel_on_gpus() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"{torch.cuda.device_count()} GPU here, 2 are needed")
+    out, difference, _ = said_by_two("--layers", "2", "--tokens", "5")
+    assert "bfloat16 on 2 GPUs by nccl" in out
+    assert 0 < difference < 0.3
 
 
 @pytest.mark.parametrize(
