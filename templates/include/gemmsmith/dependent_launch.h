@@ -2,7 +2,7 @@
  *
  * A grid that is launched so calls release_dependents() and then await_prerequisites() in each of its
  * threads, before any of them reads or writes global memory, but for operands of which the caller
- * promises that nothing queued writes them (lean_gemm.h, attention_decode.h). Then
+ * promises that nothing queued writes them (lean_gemm.h). Then
  *  - it reads what the grid ahead wrote, and overwrites what that one read, only after it has ended;
  *  - it ends after all grids ahead of it, since it waits for the one ahead and that one did likewise:
  *    what comes behind it, launched so or not, may take all of them as ended. A grid of another
