@@ -323,6 +323,18 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
             ("--layer", "llama3-8b", "--epilogues", "llama3-8b"),
             "error: --epilogues names all that is measured: leave out --layer\n",
         ),
+        (
+            ("--attention", "--layer", "llama3-8b", "--model", "llama3-8b"),
+            "error: --layer names all that is measured: leave out --model, --attention\n",
+        ),
+        (
+            ("--attention", "--dtype", "fp16"),
+            "error: --attention names all that is measured: leave out --dtype\n",
+        ),
+        (
+            ("--attention", "--m", "16"),
+            "error: --attention has numbers of tokens of its own: leave out --m\n",
+        ),
         (("--constant-b", "--ffn", "llama3-8b"), "error: --constant-b goes with --grid\n"),
         (
             ("--dtype", "int8", "--all-kernels"),
@@ -347,6 +359,7 @@ def test_benchmarks_that_do_not_go_together_are_refused(
         ("--ffn", "llama3-8b"),
         ("--epilogues", "llama3-8b"),
         ("--layer", "llama3-8b"),
+        ("--attention",),
         ("--dtype", "bf16"),
     ],
 )

@@ -81,6 +81,7 @@ GROUPS: Mapping[str, Callable[[int], bool]] = {
     "M >= 2048": lambda m: m >= 2048,
     "M >= 512": lambda m: m >= 512,
     "M <= 64": lambda m: m <= 64,
+    "M = 1": lambda m: m == 1,
     "all": lambda m: True,
 }
 """Groups of races that are summed up apart, by their rows."""

@@ -133,7 +133,8 @@ def bench(
         float | None,
         typer.Option(
             min=0.1,
-            help="Time for each shape; by default 1.5, int8 0.7, grid 0.8, blocks 1, layers 2.",
+            help="Time for each shape; by default 1.5, int8 0.7, grid and attention 0.8, blocks 1,"
+            " layers 2.",
             show_default=False,
         ),
     ] = None,
@@ -148,6 +149,14 @@ def bench(
         ),
     ] = None,
     *,
+    attention: Annotated[
+        bool,
+        typer.Option(
+            "--attention",
+            help="Instead, time attention of Llama 3's heads: prompts of 512 to 16384 tokens, and"
+            " steps of 1 to 16 sequences.",
+        ),
+    ] = False,
     all_kernels: Annotated[
         bool, typer.Option("--all-kernels", help="Also time every kernel that fits, alone.")
     ] = False,
@@ -175,6 +184,7 @@ def bench(
         ffn=ffn,
         epilogues=epilogues,
         layer=layer,
+        attention=attention,
         dtype=dtype,
         m=tuple(m) if m else None,
         seconds=seconds,

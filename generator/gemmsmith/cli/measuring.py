@@ -33,6 +33,7 @@ class Measurement:
     ffn: str | None
     epilogues: str | None
     layer: str | None
+    attention: bool
     dtype: str | None
     m: tuple[int, ...] | None
     seconds: float | None
@@ -81,6 +82,7 @@ def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
         "--ffn": (asked.ffn, _ffn),
         "--epilogues": (asked.epilogues, _epilogues),
         "--layer": (asked.layer, _layer),
+        "--attention": (asked.attention or None, _attention),
     }
     for name, (value, way) in wholes.items():
         if value is not None:
@@ -103,6 +105,7 @@ def _refuse_others(name: str, asked: Measurement) -> None:
         "--ffn": asked.ffn,
         "--epilogues": asked.epilogues,
         "--layer": asked.layer,
+        "--attention": asked.attention,
         "--all-kernels": asked.all_kernels,
     }
     del given[name]
@@ -166,6 +169,18 @@ def _layer(asked: Measurement) -> Measured:
     from gemmsmith.bench.race_text import race_report
 
     report = run_layer(str(asked.layer), **_common(asked, 2.0))
+    return report, lambda compact: race_report(report, compact=compact)
+
+
+def _attention(asked: Measurement) -> Measured:
+    from gemmsmith.bench.attention import SECONDS, run_attention
+    from gemmsmith.bench.race_text import race_report
+    from gemmsmith.errors import MeasureError
+
+    common = _common(asked, SECONDS)
+    if common.pop("m"):
+        raise MeasureError("--attention has numbers of tokens of its own: leave out --m")
+    report = run_attention(**common)
     return report, lambda compact: race_report(report, compact=compact)
 
 
