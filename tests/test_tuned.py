@@ -391,6 +391,24 @@ def test_default_kernels_leave_untimed_calls_that_do_not_suit_them_to_torch(
         assert found[0] in (FAST.name, SLOW.name)
 
 
+def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 300 rows, two tiles of 128 have become three; torch's lead at 256 is none at 300 either."""
+    at = dataclasses.replace(CALL, m=256)
+    chosen = choose([FAST, SLOW], at, 132)
+    assert chosen is not None
+    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    made = entry([timing(other, 1.2)], m=256)
+    table(own_tables() / "t.yaml", made)
+    assert planned(monkeypatch, FAST, SLOW, call=at)[0] == other.name
+    for m, name in ((250, other.name), (300, usual.name)):
+        call = dataclasses.replace(CALL, m=m)
+        assert planned(monkeypatch, FAST, SLOW, call=call, torch=False)[0] == name, m
+    table(own_tables() / "t.yaml", entry([timing(other, 0.9)], winner=TORCH, m=256))
+    told = "torch is faster here, as the tuned table t.yaml says"
+    assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=260)) == told
+    assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=300)) != told
+
+
 def test_widths_that_only_direct_stores_take_stay_with_our_kernels() -> None:
     odd = packed_problem(8, 50257, 768, BF16)
     direct = dataclasses.replace(

@@ -30,6 +30,10 @@ from gemmsmith.tuned import (
 )
 from gemmsmith.tuned_file import read_table
 
+EMPTIER = 1.1  # tiles of rows for each row, over those at the bucket, up to which timings hold
+NEARLY = 1.15  # of the bucket's rows: so near a call is to it that torch's lead there counts here
+MANY_ROWS = 2048  # from here on a last tile matters little
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,7 +81,8 @@ class Tables:
         """Yield the kernels for a call, the best first, and among them why torch is better.
 
         ``specs`` are the kernels there are, by name; ``torch`` says whether torch may run. What
-        does not fit, or was edited since, is left out.
+        does not fit, or was edited since, is left out. It ends before what a number of rows beside
+        the bucket's makes another matter: three tiles for 300 rows where 256 had two.
         """
         found = self.find(problem)
         if found is None:
@@ -85,6 +90,8 @@ class Tables:
         entry, may_run = found.entry, torch and torch_can(problem)
         reason = f"torch is faster here, as the tuned table {found.path.name} says"
         if may_run and entry.winner == TORCH:
+            if not _torch_carries_over(entry, problem.m):
+                return
             yield reason
             may_run = False
         types = (problem.a, problem.d)
@@ -93,10 +100,28 @@ class Tables:
             spec = timed.get(timing.kernel)
             if spec is None or misfit(spec, problem):
                 continue
+            if not _carries_over(spec, entry, problem.m):
+                return
             if may_run and timing.ratio < FAIR and timing.kernel != entry.winner:
                 yield reason
                 may_run = False
             yield Choice(spec=spec, tuning=timing.tuning, microseconds=timing.us)
+
+
+def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
+    """Whether a timing at the entry's rows says how a kernel does at ``m``: tiles as full as there."""
+    there, here = _tiles_of_rows(spec, entry.m), _tiles_of_rows(spec, m)
+    return there == here or here * entry.m <= EMPTIER * there * m
+
+
+def _tiles_of_rows(spec: KernelSpec, m: int) -> int:
+    return -(-m // (spec.tile.m * spec.cluster.m)) * spec.cluster.m
+
+
+def _torch_carries_over(entry: Entry, m: int) -> bool:
+    """Whether torch's lead at the entry's rows may be one at ``m``; tiles of its own are not known."""
+    nearly = max(m, entry.m) <= NEARLY * min(m, entry.m)
+    return nearly or min(m, entry.m) >= MANY_ROWS
 
 
 def own_tables() -> Path:
