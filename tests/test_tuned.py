@@ -392,7 +392,7 @@ def test_default_kernels_leave_untimed_calls_that_do_not_suit_them_to_torch(
 
 
 def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 300 rows, two tiles of 128 have become three; torch's lead at 256 is none at 300 either."""
+    """At 300 rows two tiles of 128 have become three; torch's lead at 256 is none there."""
     at = dataclasses.replace(CALL, m=256)
     chosen = choose([FAST, SLOW], at, 132)
     assert chosen is not None

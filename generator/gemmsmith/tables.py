@@ -109,7 +109,7 @@ class Tables:
 
 
 def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
-    """Whether a timing at the entry's rows says how a kernel does at ``m``: tiles as full as there."""
+    """Whether a timing at the entry's rows holds at ``m``: tiles are as full as there."""
     there, here = _tiles_of_rows(spec, entry.m), _tiles_of_rows(spec, m)
     return there == here or here * entry.m <= EMPTIER * there * m
 
@@ -119,7 +119,7 @@ def _tiles_of_rows(spec: KernelSpec, m: int) -> int:
 
 
 def _torch_carries_over(entry: Entry, m: int) -> bool:
-    """Whether torch's lead at the entry's rows may be one at ``m``; tiles of its own are not known."""
+    """Whether torch's lead at the entry's rows may be one at ``m``; its tiles are not known."""
     nearly = max(m, entry.m) <= NEARLY * min(m, entry.m)
     return nearly or min(m, entry.m) >= MANY_ROWS
 
