@@ -8,11 +8,11 @@ import pytest
 
 from attention_times import MEASURED, Cell
 from gemmsmith.arch import SM_90A
-from gemmsmith.attn.choose import AttentionProblem, misfit, ranked
+from gemmsmith.attn.choose import AttentionProblem, misfit, ranked, why_none
 from gemmsmith.attn.config import load_attention
 from gemmsmith.attn.cost import tile_clocks
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile
-from gemmsmith.dtypes import BF16, FP16
+from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.resources import configs_dir
 
 DEFAULTS = tuple(
@@ -113,6 +113,27 @@ def test_why_a_kernel_does_not_take_a_call_is_said(change: dict[str, object], re
     spec = named("128x128_s2_pp", 128)
     assert not misfit(spec, CALL)
     assert reason in misfit(spec, replace(CALL, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"head_dim": 264},
+            "head_dim 264 has no kernel: 64, 80, 96, 128, 256 have, and multiples of 8 below",
+        ),
+        ({"head_dim": 100}, "head_dim 100 is no multiple of 8, which 16-byte copies need"),
+        ({"keys": 0}, "there are no keys"),
+        ({"dtype": FP32}, "takes bf16, the call has fp32"),
+        ({"paged": True, "head_dim": 256}, "_d256_128x80_s2_pp_sm90a does not read a block table"),
+    ],
+)
+def test_y05_why_no_kernel_takes_a_call_is_what_the_nearest_says(
+    change: dict[str, object], reason: str
+) -> None:
+    problem = replace(CALL, **change)  # type: ignore[arg-type]
+    assert not ranked(DEFAULTS, problem, SMS)
+    assert reason in why_none(DEFAULTS, problem)
 
 
 def test_a_window_costs_its_keys_only() -> None:

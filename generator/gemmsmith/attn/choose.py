@@ -66,6 +66,17 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
     return ""
 
 
+def why_none(specs: Sequence[AttentionSpec], problem: AttentionProblem) -> str:
+    """Return why none of ``specs``, which all misfit, takes the call: what the nearest says."""
+    alike = [spec for spec in specs if spec.dtype == problem.dtype] or specs
+    sizes = sorted({spec.head_dim for spec in alike})
+    if problem.head_dim > sizes[-1]:
+        told = ", ".join(map(str, sizes))
+        return f"head_dim {problem.head_dim} has no kernel: {told} have, and multiples of 8 below"
+    near = [spec for spec in alike if spec.head_dim >= problem.head_dim]
+    return min((misfit(spec, problem) for spec in near), key=len)
+
+
 def ranked(
     specs: Sequence[AttentionSpec], problem: AttentionProblem, sms: int
 ) -> Sequence[AttentionSpec]:

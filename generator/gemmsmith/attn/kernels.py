@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
-from gemmsmith.attn.choose import AttentionProblem, misfit, ranked
+from gemmsmith.attn.choose import AttentionProblem, ranked, why_none
 from gemmsmith.attn.config import load_attention
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.launcher import AttentionCall, AttentionKernel
@@ -29,7 +29,7 @@ def plan_of(
         return "there is no attention kernel for this GPU"
     order = _ranked(shelf, problem, call.sm_count)
     if not order:
-        return min((misfit(spec, problem) for spec in shelf.specs), key=len)
+        return why_none(shelf.specs, problem)
     loaded = shelf.kernels()
     reason = f"{order[0].name} is not built"
     for spec in order:
