@@ -169,9 +169,9 @@ def test_nothing_to_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cases_are_those_of_llama() -> None:
-    assert len(set(CASES)) == len(CASES) == 33
-    assert sum(case.decodes for case in CASES) == 9
-    assert {case.head_dim for case in CASES if case.decodes} == {128}
+    assert len(set(CASES)) == len(CASES) == 37
+    assert sum(case.decodes for case in CASES) == 13
+    assert {case.head_dim for case in CASES if case.decodes} == {128, 64}
     case = prefill(16384, 128, causal=True)
     assert case.flops == 2 * 32 * 128 * 16384 * 16385
     assert prefill(16384, 128, causal=False).flops == 4 * 32 * 128 * 16384**2

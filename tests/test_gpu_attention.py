@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +248,37 @@ def test_a_graph_is_replayed_with_new_tokens() -> None:
         assert "_pp_" in ran()
         assert torch.equal(first, right)
         assert torch.equal(second, gemmsmith.attention(right, *parts(buffer)[1:], causal=True))
+
+
+FIRST_CALL = """
+import torch, gemmsmith
+from attention_data import check_near, exact, tokens
+for queries in (300, 1):
+    q, k, v = tokens(1, queries, 4096, 8, 2, 128, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gemmsmith.attention(q, k, v, causal=True)
+    for _ in range(2):
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        check_near(out, exact(q, k, v, causal=True))
+    print(gemmsmith.last_kernel().name)
+"""
+
+
+def test_the_first_call_of_a_process_may_be_captured() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    prefill, decode = done.stdout.split()
+    assert "_pp_" in prefill
+    assert "_split_" in decode
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

@@ -36,14 +36,14 @@ from gemmsmith.supply import Compiled
 SECONDS = 0.8
 VIEWS, CONTIGUOUS, BEST = "torch views", "torch contiguous", "best torch"
 CONSTANT = "gemmsmith constant_cache"
-DECODE = "decode d128"
 RIVALRIES = (
     *(
         Rivalry(section=f"prefill d{head_dim}", over=BEST, under=OURS, groups=("all",))
         for head_dim in (128, 64)
     ),
     *(
-        Rivalry(section=DECODE, over=BEST, under=under, groups=("all", "M = 1"))
+        Rivalry(section=f"decode d{head_dim}", over=BEST, under=under, groups=("all", "M = 1"))
+        for head_dim in (128, 64)
         for under in (OURS, CONSTANT)
     ),
 )

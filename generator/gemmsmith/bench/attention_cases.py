@@ -68,10 +68,10 @@ def prefill(tokens: int, head_dim: int, *, causal: bool) -> AttentionCase:
     )
 
 
-def decode(batch: int, keys: int) -> AttentionCase:
+def decode(batch: int, keys: int, head_dim: int = 128) -> AttentionCase:
     """Return a step of Llama 3's heads."""
     return AttentionCase(
-        batch=batch, queries=1, keys=keys, heads=32, kv_heads=8, head_dim=128, causal=True
+        batch=batch, queries=1, keys=keys, heads=32, kv_heads=8, head_dim=head_dim, causal=True
     )
 
 
@@ -83,6 +83,7 @@ CASES = (
         for tokens in (512, 1024, 2048, 4096, 8192, 16384)
     ),
     *(decode(batch, keys) for batch in (1, 4, 16) for keys in (1024, 4096, 16384)),
+    *(decode(batch, keys, 64) for batch in (1, 16) for keys in (1024, 16384)),
 )
 """What is timed where nothing else is asked for."""
 
