@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -44,7 +45,9 @@ def test_result_is_measured_and_logged(tmp_path: Path) -> None:
     assert compiled.source.read_text() == source.text
     assert list(read_table(compiled.path)) == [ampere().name]
     assert 0 < compiled.seconds < 60
-    assert 1_000_000 < compiled.peak_bytes < 2_000_000_000
+    # Between fork and exec a program counts as large as this process, which other tests may swell.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert 1_000_000 < compiled.peak_bytes < max(2_000_000_000, 1.1 * own)
     assert shlex.split(compiled.log.read_text().splitlines()[0])[0] == str(nvcc.path)
     assert not (tmp_path / "failed").exists()
     assert not (out / "tmp").exists()

@@ -72,7 +72,8 @@ def test_lean_kernels_take_the_shared_memory_that_was_foretold(
         ({"batch": 32_767}, "Success"),
         ({"batch": 32_768}, "Error Invalid Problem"),  # two blocks to a tile
         ({"m": 65_535 * 16}, "Success"),
-        ({"m": 65_536 * 16}, "Error Invalid Problem"),
+        ({"m": 65_536 * 16}, "Success"),  # the grid's first axis
+        ({"n": 65_536 * 64, "ldd": 65_536 * 64}, "Error Invalid Problem"),  # its second
         ({"n": 2**31 - 8}, "Error Invalid Problem"),  # two tiles of 64 reach past 2^31
     ],
 )

@@ -46,7 +46,7 @@ def test_tuning_needs_a_gpu() -> None:
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBenches:
     """An H200 on which every kernel is built and wider tiles are faster."""
-    benches = FakeBenches(lambda job, each: 2000.0 / each.spec.tile.n, noise=0.0)
+    benches = FakeBenches(lambda job, each: 1000.0 / each.spec.tile.n, noise=0.0)
     facts = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
     monkeypatch.setattr(start, "device_here", lambda: facts)
     monkeypatch.setattr(start, "GpuBenches", lambda: benches)
