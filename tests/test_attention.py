@@ -232,6 +232,7 @@ def test_torch_checks_the_ops() -> None:
     ops = torch.ops.gemmsmith
     dense = (q, k, v, True, 3, 5.0, None, None, lengths, None)
     torch.library.opcheck(ops.attention.default, dense)
+    torch.library.opcheck(ops.attention.default, (*dense, True))
     torch.library.opcheck(ops.attention_out.default, dense, {"out": torch.empty_like(q)})
     cu = torch.tensor([0, 5], dtype=torch.int32)
     packed = (q[0], k[0, :5], v[0, :5], cu, cu, 5, 5, False, None, None, 0.1)

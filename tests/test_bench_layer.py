@@ -92,6 +92,7 @@ def test_parts_are_what_the_layer_does() -> None:
     for int8 in (False, True):
         ours = layer.our_layer(weights, sizes, rotary, int8=int8)
         assert ours.constant_weight
+        assert ours.constant_cache
         called = layer.Ours([ours], setting)
         (whole,) = (call() for call in called.arm())
         memory = called.cache.layer(0)

@@ -54,6 +54,22 @@ def test_weights_that_nothing_writes_may_be_fetched_before_the_wait_and_nothing_
         assert dependency_fault(weakest([weights, found]), constant_b=True) is not None
 
 
+def test_keys_that_nothing_writes_may_be_read_before_the_wait_and_nothing_written() -> None:
+    copy = "LDGSTS.E.BYPASS.LTC128B.128 [R3], desc[UR12][R4.64], P0"
+    keys = read_dependency(sass(*GOOD, LOAD, copy, RELEASE, WAIT))
+    assert keys.early_access == "LDG.E.U16"
+    assert dependency_fault(keys, constant_cache=True) is None
+    assert "has LDG.E.U16 ahead of ACQBULK" in str(dependency_fault(keys, constant_b=True))
+    for more in ("STG.E [R2], R4", "REDG.E.ADD [R2], R4", "LD.E R2, [R4]"):
+        found = read_dependency(sass(*GOOD, copy, more, RELEASE, WAIT))
+        word = more.split(" ")[0]
+        assert f"has {word} ahead of" in str(dependency_fault(found, constant_cache=True))
+        assert weakest([keys, found]).early_access == word
+    assert "lacks ACQBULK" in str(
+        dependency_fault(read_dependency(sass(*GOOD, copy, RELEASE)), constant_cache=True)
+    )
+
+
 def test_shared_and_constant_memory_may_be_used_before_the_wait() -> None:
     ahead = ("LDS.128 R4, [R2]", "STS [R2], R4", "LDSM.16.M88.4 R4, [R2]", "ULDC.64 UR4, c[0x0]")
     assert read_dependency(sass(*ahead, "STL [R1], R2", WAIT)).early_access == ""

@@ -129,6 +129,18 @@ FEATURES: dict[str, tuple[AnySpec, ...]] = {
             warps=AttentionWarps(1, 8),
         ),
     ),
+    "attention_constant_cache": (
+        AttentionSpec(
+            arch=SM_90A,
+            dtype=FP16,
+            head_dim=64,
+            tile=AttentionTile(8, 256),
+            schedule="split_kv",
+            stages=2,
+            warps=AttentionWarps(1, 8),
+            constant_cache=True,
+        ),
+    ),
     "int8_cooperative": (
         replace(
             COOPERATIVE,

@@ -42,12 +42,6 @@ class AttentionProblem:
 
 def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
     """Return why a kernel cannot take the call; empty where it can, as far as sizes tell."""
-    if spec.constant_cache and not problem.constant_cache:
-        return (
-            f"{spec.name} reads keys while the kernel ahead may still write them: pass"
-            " constant_cache=True where it writes the newest alone, and lengths and block_table"
-            " need no copy"
-        )
     if spec.dtype != problem.dtype:
         return f"{spec.name} takes {spec.dtype.name}, the call has {problem.dtype.name}"
     if problem.head_dim > spec.head_dim:
@@ -57,6 +51,12 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
     if spec.schedule == "split_kv":
         if problem.packed:
             return f"{spec.name} does not take packed sequences"
+        if spec.constant_cache and not problem.constant_cache:
+            return (
+                f"{spec.name} reads keys while the kernel ahead may still write them: pass"
+                " constant_cache=True where it writes the newest alone, and lengths and block_table"
+                " need no copy"
+            )
         if problem.plain and problem.queries > _MOST_QUERIES:
             return f"{spec.name} is for few queries: torch is faster with more than {_MOST_QUERIES}"
     elif problem.paged:

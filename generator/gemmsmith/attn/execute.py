@@ -46,7 +46,9 @@ def run(call: Attention | PackedAttention, out: Tensor) -> None:
 
 def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
     index = out.get_device()
-    call = _laid_out(call)  # kept until the launch: what it copied must not be memory for others
+    call = _laid_out(
+        _promised(call)
+    )  # kept until the launch: what it copied must not be memory for others
     found = _planned(call, out, index)
     if isinstance(found, str) and call.kernels:
         raise NoKernelError(f"{attention_selection(call.kernels).label}: {found}")
@@ -111,7 +113,7 @@ def refuse_misfit(call: Attention | PackedAttention) -> None:
     reason = _torch_alone(call)
     if reason:
         raise NoKernelError(f"{named.label}: {reason}; leave kernels out, torch computes it")
-    named.refuse(problem_of(call))
+    named.refuse(problem_of(_promised(call)))
 
 
 def _torch_alone(call: Attention | PackedAttention) -> str:
@@ -145,6 +147,18 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
     )
 
 
+def _promised(call: Attention | PackedAttention) -> Attention | PackedAttention:
+    """Return the call with the promise that it makes, or that its kernels' names are; without it
+    where lengths or table are copied first, for a copy is queued, and writes."""
+    if isinstance(call, PackedAttention):
+        return call
+    named = bool(call.kernels) and attention_selection(call.kernels).constant_cache
+    lengths, table = call.lengths, call.block_table
+    copied = lengths is not None and not lengths.is_contiguous()
+    copied = copied or (table is not None and table.stride(-1) != 1)
+    return call._replace(constant_cache=(call.constant_cache or named) and not copied)
+
+
 def _laid_out(call: Attention | PackedAttention) -> Attention | PackedAttention:
     """Return the call with numbers of sequences next to each other, as kernels read them."""
     if isinstance(call, PackedAttention):
@@ -154,12 +168,7 @@ def _laid_out(call: Attention | PackedAttention) -> Attention | PackedAttention:
         lengths = lengths.contiguous()
     if table is not None and table.stride(-1) != 1:
         table = table.contiguous()
-    copied = lengths is not call.lengths or table is not call.block_table
-    return call._replace(
-        lengths=lengths,
-        block_table=table,
-        constant_cache=call.constant_cache and not copied,  # a copy is queued, and writes
-    )
+    return call._replace(lengths=lengths, block_table=table)
 
 
 def attention_call(

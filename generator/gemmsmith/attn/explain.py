@@ -30,6 +30,8 @@ class AttentionReport:
     """Shared memory of a block, in bytes."""
     shared_memory_limit: int
     """What one block may use on this architecture, in bytes."""
+    constant_cache: bool
+    """Whether it is for calls alone that promise ``constant_cache``, or name it."""
 
 
 def explain_attention(spec: AttentionSpec) -> AttentionReport:
@@ -49,4 +51,5 @@ def explain_attention(spec: AttentionSpec) -> AttentionReport:
         stages_that_fit=stages,
         shared_memory=shared_bytes(spec),
         shared_memory_limit=limit,
+        constant_cache=spec.constant_cache,
     )

@@ -54,9 +54,10 @@ def attention(
         constant_cache: promises that no work which is queued already writes ``lengths``,
             ``block_table``, or keys and values but the newest Sq of each sequence, which the kernel
             just ahead may write, as :func:`gemmsmith.rope_to_cache` does. Kernels with
-            ``constant_cache`` then fetch the others while it still runs. A copy from the host, a
-            graph's replay and a step that wrote what was new to it are such work too, as long as
-            nothing behind them waits for them: a kernel of torch's does.
+            ``constant_cache`` then fetch the others while it still runs. The step before, which
+            wrote what was new to it, is such work too, unless something between the two waits for
+            all that is queued, as torch's own kernels do. Naming kernels that have it
+            (:func:`gemmsmith.load`) is the same promise.
         out: where to write, of the result's shape and dtype; it must not overlap an input.
         kernels: handle of what may run (:func:`gemmsmith.load`); empty for the default kernels of
             the GPU, and torch where none fits.

@@ -19,6 +19,7 @@ class AttentionSelection:
         self.shelf = shelf
         self.arch = arch
         specs = shelf.specs
+        self.constant_cache = any(spec.constant_cache for spec in specs)  # naming it is the promise
         self.label = specs[0].name if len(specs) == 1 else f"no attention kernel of {source} fits"
         self.handle = f"{specs[0].name if len(specs) == 1 else 'attention'}@{id(self):x}"
         _selections[self.handle] = self

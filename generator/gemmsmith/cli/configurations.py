@@ -268,6 +268,8 @@ def _attention_explanation(entry: AttentionEntry, report: AttentionReport | None
         f"{report.threads} threads, {registers}: {report.register_use}",
         f"{memory}: {report.stages} stages of keys and of values ({report.stages_that_fit} fit)",
     ]
+    if report.constant_cache:
+        lines.append("keys but the newest are read early: for calls with constant_cache=True")
     return "\n    ".join(lines)
 
 
