@@ -183,7 +183,8 @@ def test_few_queries_share_their_keys_among_blocks_and_many_do_not(
 
 
 def test_torch_keeps_many_queries_where_tiles_of_queries_have_no_kernel() -> None:
-    specs, many = shipped(SM_80), replace(LLAMA, queries=65)
+    specs = tuple(spec for spec in shipped(SM_80) if spec.schedule == "split_kv")
+    many = replace(LLAMA, queries=65)
     assert ranked(specs, replace(LLAMA, queries=64), 108)
     assert not ranked(specs, many, 108)
     assert misfit(replace(DECODE, arch=SM_80), many) == (

@@ -141,6 +141,24 @@ FEATURES: dict[str, tuple[AnySpec, ...]] = {
             constant_cache=True,
         ),
     ),
+    "attention_mma_sync": (
+        AttentionSpec(
+            arch=SM_80,
+            dtype=FP16,
+            head_dim=64,
+            tile=AttentionTile(64, 64),
+            schedule="multistage",
+            stages=4,
+        ),
+        AttentionSpec(
+            arch=SM_80,
+            dtype=BF16,
+            head_dim=256,
+            tile=AttentionTile(64, 128),
+            schedule="multistage",
+            stages=4,
+        ),
+    ),
     "int8_cooperative": (
         replace(
             COOPERATIVE,

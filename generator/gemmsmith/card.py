@@ -246,11 +246,14 @@ def objection(spec: AnySpec, card: Card) -> str | None:
 
 
 def _wrong_product(spec: AttentionSpec, card: Card) -> str | None:
-    if spec.schedule == "split_kv":
-        if any(name.startswith("HMMA.16816.F32") for name in card.tensor_instructions):
+    if spec.schedule in ("split_kv", "multistage"):
+        promised = "HMMA.16816.F32"
+        if spec.schedule == "multistage":  # of all since Turing CUTLASS's example uses Turing's
+            promised = "HMMA.884.F32" if spec.arch.name == "sm_70" else "HMMA.1688.F32"
+        if any(name.startswith(promised) for name in card.tensor_instructions):
             return None
         found = ", ".join(card.tensor_instructions) or "none"
-        return f"its machine code lacks HMMA.16816.F32 (tensor-core code: {found})"
+        return f"its machine code lacks {promised} (tensor-core code: {found})"
     wanted = {spec.tile.key, spec.head_dim}
     matches = [_WIDTH.match(name) for name in card.tensor_instructions]
     widths = {int(match[1]) for match in matches if match}

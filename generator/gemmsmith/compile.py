@@ -19,7 +19,7 @@ from types import FrameType
 from gemmsmith.arch import Architecture
 from gemmsmith.errors import CompileError
 from gemmsmith.identity import flags
-from gemmsmith.render import RenderedSource, include_dirs
+from gemmsmith.render import RenderedSource, example_headers, include_dirs
 from gemmsmith.resources import cutlass_include_dirs
 from gemmsmith.toolchain import Toolchain
 
@@ -97,10 +97,17 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def command(
-    source: Path, library: Path, toolchain: Toolchain, arch: Architecture
+    source: Path,
+    library: Path,
+    toolchain: Toolchain,
+    arch: Architecture,
+    examples: Sequence[Path] = (),
 ) -> tuple[str, ...]:
-    """Return the arguments that compile ``source`` for ``arch`` into ``library``."""
-    includes = (*include_dirs(), *cutlass_include_dirs())
+    """Return the arguments that compile ``source`` for ``arch`` into ``library``.
+
+    ``examples`` are folders above those of CUTLASS's examples whose headers are included.
+    """
+    includes = (*include_dirs(), *cutlass_include_dirs(), *examples)
     return (
         *toolchain.command,
         *flags(arch),
@@ -132,7 +139,9 @@ def compile_library(
     scratch = out_dir / "tmp"
     scratch.mkdir()
     file.write_text(source.text)
-    arguments = command(file, library, toolchain, source.specs[0].arch)
+    arch = source.specs[0].arch
+    examples = tuple(folder.parent for folder in example_headers(source.specs[0]))
+    arguments = command(file, library, toolchain, arch, examples)
     with log.open("w") as stream:
         stream.write(shlex.join(arguments) + "\n")
         stream.flush()
@@ -147,7 +156,8 @@ def compile_library(
         return CompiledLibrary(path=library, source=file, log=log, seconds=seconds, peak_bytes=peak)
     names = ", ".join(spec.name for spec in source.specs)
     kept = keep(file, log, failures)
-    again = command(failures / file.name, failures / library.name, toolchain, source.specs[0].arch)
+    moved = failures / file.name, failures / library.name
+    again = command(*moved, toolchain, arch, examples)
     raise CompileError(f"{names} did not compile: {reason}\n{kept}\n  command: {shlex.join(again)}")
 
 

@@ -298,8 +298,9 @@ class AttentionKeys(_Block):
     """Buffers for tiles of keys, and as many for values; 2 where not given."""
     schedule: AttentionSchedule = "pingpong"
     """pingpong: the warpgroups of a block multiply in turns, and one's softmax runs beside
-    another's products; cooperative: each as it comes (both sm_90a); split_kv: blocks share the keys
-    of a head, for few queries (sm_80 and later)."""
+    another's products; cooperative: each as it comes (both sm_90a); multistage: for many queries
+    on Volta to Ada; split_kv: blocks share the keys of a head, for few queries (sm_80 and
+    later)."""
     warps: Annotated[tuple[int, ...], BeforeValidator(_warps)] | None = None
     """Warps of a split_kv block along queries and along keys, for example [1, 4]."""
     cluster: int = 1

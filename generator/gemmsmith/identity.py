@@ -14,7 +14,7 @@ import gemmsmith
 from gemmsmith.arch import Architecture
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.memo import remember
-from gemmsmith.render import RenderedSource, own_headers
+from gemmsmith.render import RenderedSource, example_headers, own_headers
 from gemmsmith.resources import cutlass_include_dirs, cutlass_version
 from gemmsmith.toolchain import Toolchain
 from gemmsmith.toolkit import TOOLKIT_PARTS, toolkit_parts
@@ -81,7 +81,7 @@ def identity(source: RenderedSource, toolchain: Toolchain | None) -> Identity:
         "abi": str(abi_version()),
         "host": platform.machine(),
         "cutlass": cutlass_version(),
-        "cutlass_headers": _cutlass_headers(cutlass_include_dirs()),
+        "cutlass_headers": _cutlass_headers((*cutlass_include_dirs(), *example_headers(spec))),
         "gemmsmith": gemmsmith.__version__,
     }
     if toolchain is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 from gemmsmith.arch import Store
-from gemmsmith.attn.spec import AttentionSpec
+from gemmsmith.attn.spec import AttentionSchedule, AttentionSpec
 from gemmsmith.card import Card
 from gemmsmith.render import template_name
 from gemmsmith.rowspec import AnySpec, RowSpec
@@ -34,10 +34,13 @@ _LEAN_SECONDS = (5.0, 0.4)
 """The same of lean kernels, which include little of CUTLASS."""
 _ROW_SECONDS = (1.0, 0.8)
 """The same of row kernels, which include no CUTLASS."""
-_ATTENTION_SECONDS = (12.0, 6.0)
-"""The same of attention kernels, on CuTe's layouts."""
-_SPLIT_KV_SECONDS = (1.5, 4.8)
-"""The same of those that share the keys of a head, which include no CUTLASS."""
+_ATTENTION_SECONDS: dict[AttentionSchedule, tuple[float, float]] = {
+    "pingpong": (12.0, 6.0),
+    "cooperative": (12.0, 6.0),
+    "split_kv": (1.5, 4.8),
+    "multistage": (6.0, 2.0),
+}
+"""The same of attention kernels, by schedule; those of split_kv include no CUTLASS."""
 _RARE_WIDTHS_SECONDS = 9.0
 """What the headers of further wgmma widths add to a translation unit."""
 
@@ -143,5 +146,5 @@ def _costs(kernel: AnySpec) -> tuple[float, float]:
     if isinstance(kernel, RowSpec):
         return _ROW_SECONDS
     if isinstance(kernel, AttentionSpec):
-        return _SPLIT_KV_SECONDS if kernel.schedule == "split_kv" else _ATTENTION_SECONDS
+        return _ATTENTION_SECONDS[kernel.schedule]
     return _LEAN_SECONDS if kernel.schedule == "lean" else _SECONDS[kernel.store]

@@ -17,7 +17,7 @@ from gemmsmith.attn.values import TEMPLATES as ATTENTION_TEMPLATES
 from gemmsmith.attn.values import attention_values
 from gemmsmith.dtypes import INT32
 from gemmsmith.errors import RenderError
-from gemmsmith.resources import templates_dir
+from gemmsmith.resources import cutlass_example_dir, templates_dir
 from gemmsmith.rowspec import AnySpec, RowSpec
 from gemmsmith.spec import KernelSpec
 from gemmsmith.wgmma import has_rare_width, wgmma
@@ -134,7 +134,8 @@ def template_values(spec: AnySpec) -> dict[str, Any]:
     if isinstance(spec, RowSpec):
         return _row_values(spec)
     if isinstance(spec, AttentionSpec):
-        return {"variant": _variant(spec), **attention_values(spec)}
+        fixed = {"variant": _variant(spec), "arch_tag": _ARCH_TAGS[spec.arch.name]}
+        return {**fixed, **attention_values(spec)}
     return {
         "name": spec.name,
         "variant": _variant(spec),
@@ -187,6 +188,17 @@ def _variant(spec: AnySpec) -> str:
     """Digest that keeps C++ names of two versions of one kernel apart in one process."""
     sources = _source_digest(templates_dir(), template_name(spec))
     return hashlib.sha256((sources + spec.name).encode()).hexdigest()[:12]
+
+
+def example_headers(spec: AnySpec) -> tuple[Path, ...]:
+    """Return the folders of CUTLASS's examples whose headers reach the source of ``spec``.
+
+    Raises:
+        ToolchainError: where ``nvidia-cutlass`` is not installed or came without them.
+    """
+    if isinstance(spec, AttentionSpec) and spec.schedule == "multistage":
+        return (cutlass_example_dir("41_fused_multi_head_attention"),)
+    return ()
 
 
 def own_headers(spec: AnySpec) -> tuple[Path, ...]:

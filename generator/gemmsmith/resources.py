@@ -76,6 +76,21 @@ def cutlass_include_dirs() -> tuple[Path, ...]:
     return folders
 
 
+def cutlass_example_dir(name: str) -> Path:
+    """Return the folder of one of CUTLASS's examples.
+
+    Raises:
+        ToolchainError: where ``nvidia-cutlass`` is not installed or came without it.
+    """
+    folder = cutlass_include_dirs()[0].parent / "examples" / name
+    if not folder.is_dir():
+        raise ToolchainError(
+            f"the installed nvidia-cutlass has no {folder}: "
+            "pip install --force-reinstall 'nvidia-cutlass>=4.2,<4.3'"
+        )
+    return folder
+
+
 def cutlass_version() -> str:
     """Return the version of the installed ``nvidia-cutlass``, for example ``4.2.0.0``.
 

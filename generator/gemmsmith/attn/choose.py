@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.attn.cost import tile_clocks
+from gemmsmith.attn.cost_multistage import multistage_clocks
 from gemmsmith.attn.cost_split_kv import split_clocks
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.dtypes import DType
@@ -38,6 +39,8 @@ class AttentionProblem:
     """Whether sequences are packed one after the other."""
     constant_cache: bool = False
     """Whether the caller promises that no queued work writes keys but the newest."""
+    capped: bool = False
+    """Whether scores have a softcap."""
 
 
 def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
@@ -61,6 +64,11 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
             return f"{spec.name} is for few queries: torch is faster with more than {_MOST_QUERIES}"
     elif problem.paged:
         return f"{spec.name} does not read a block table"
+    if spec.schedule == "multistage":
+        if 0 < problem.window < problem.keys:
+            return f"{spec.name} does not cut keys to a window"
+        if problem.capped:
+            return f"{spec.name} does not cap scores"
     if problem.keys == 0:
         return "there are no keys"
     return ""
@@ -82,8 +90,10 @@ def ranked(
 ) -> Sequence[AttentionSpec]:
     """Return the kernels that fit, the one that should be fastest first."""
     fitting = [spec for spec in specs if not misfit(spec, problem)]
-    least = min((spec.head_dim for spec in fitting), default=0)
-    near = [spec for spec in fitting if spec.head_dim == least]
+    least: dict[str, int] = {}
+    for spec in fitting:
+        least[spec.schedule] = min(spec.head_dim, least.get(spec.schedule, spec.head_dim))
+    near = [spec for spec in fitting if spec.head_dim == least[spec.schedule]]
     return sorted(near, key=lambda spec: _cost(spec, problem, sms))
 
 
@@ -91,4 +101,6 @@ def _cost(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
     """Return the clocks that a kernel takes once it is launched."""
     if spec.schedule == "split_kv":
         return split_clocks(spec, problem, sms)
+    if spec.schedule == "multistage":
+        return multistage_clocks(spec, problem, sms)
     return tile_clocks(spec, problem, sms)

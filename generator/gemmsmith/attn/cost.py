@@ -31,7 +31,7 @@ _ROUNDS_APART = 4
 def tile_clocks(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
     """Return the clocks of the busiest multiprocessor, the launch left out."""
     lines = -(-problem.queries // spec.tile.query)
-    lengths = [_tiles_of_keys(spec, problem, line) + _BESIDE_KEYS for line in range(lines)]
+    lengths = [tiles_of_keys(spec, problem, line) + _BESIDE_KEYS for line in range(lines)]
     query, key = spec.tile
     scores = query * key + _OF_A_QUERY * query + _OF_A_KEY * key
     clocks = scores * (_SOFTMAX + spec.head_dim) / _PER_CLOCK
@@ -40,7 +40,7 @@ def tile_clocks(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> flo
     return clocks * _busiest(lengths, problem, sms)
 
 
-def _tiles_of_keys(spec: AttentionSpec, problem: AttentionProblem, line: int) -> int:
+def tiles_of_keys(spec: AttentionSpec, problem: AttentionProblem, line: int) -> int:
     """Return the tiles of keys that the queries of a head's tile number ``line`` see."""
     end, first = problem.keys, 0
     if problem.causal:

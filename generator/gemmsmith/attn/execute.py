@@ -139,6 +139,7 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
         paged=isinstance(call, Attention) and call.block_table is not None,
         constant_cache=isinstance(call, Attention) and call.constant_cache,
         packed=not dense,
+        capped=call.softcap is not None,
         plain=isinstance(call, Attention)
         and call.lengths is None
         and call.block_table is None

@@ -39,8 +39,9 @@ def explain_attention(spec: AttentionSpec) -> AttentionReport:
     use = register_use(spec)
     limit = spec.arch.smem_per_block
     stages = spec.stages
-    while shared_bytes(spec, stages + 1) <= limit:
-        stages += 1
+    if spec.schedule != "multistage":  # CUTLASS's kernel has a number of its own
+        while shared_bytes(spec, stages + 1) <= limit:
+            stages += 1
     return AttentionReport(
         name=spec.name,
         threads=threads(spec),

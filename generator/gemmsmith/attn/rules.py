@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemmsmith.attn import rules_split_kv
+from gemmsmith.attn import rules_multistage, rules_split_kv
 from gemmsmith.dtypes import BF16, FP16
 from gemmsmith.errors import Objection
 from gemmsmith.footprint import nearest_multiple
@@ -33,6 +33,8 @@ def shared_bytes(spec: AttentionSpec, stages: int | None = None) -> int:
     stages = spec.stages if stages is None else stages
     if spec.schedule == "split_kv":
         return rules_split_kv.shared_bytes(spec, stages)
+    if spec.schedule == "multistage":
+        return rules_multistage.shared_bytes(spec)
     return _bytes(spec, stages, spec.tile.key)
 
 
@@ -45,12 +47,18 @@ def threads(spec: AttentionSpec) -> int:
     """Return the threads of a block."""
     if spec.schedule == "split_kv":
         return rules_split_kv.threads(spec)
+    if spec.schedule == "multistage":
+        return rules_multistage.threads(spec)
     return 2 * spec.tile.query + 128
 
 
 def launch_registers(spec: AttentionSpec) -> int:
     """Return about how many registers a thread has at launch."""
-    return rules_split_kv.registers(spec) if spec.schedule == "split_kv" else 168
+    if spec.schedule == "split_kv":
+        return rules_split_kv.registers(spec)
+    if spec.schedule == "multistage":
+        return rules_multistage.registers(spec)
+    return 168
 
 
 class RegisterUse(NamedTuple):
@@ -69,6 +77,12 @@ def register_use(spec: AttentionSpec) -> RegisterUse:
             taken=rules_split_kv.registers(spec),
             limit=rules_split_kv.register_limit(spec),
             words=f"queries, sums, scores, {rules_split_kv.OTHER_REGISTERS} beside them",
+        )
+    if spec.schedule == "multistage":
+        return RegisterUse(
+            taken=rules_multistage.registers(spec),
+            limit=255,
+            words="sums, scores, operands: what CUTLASS's launch bounds leave",
         )
     sums, scores, probabilities = spec.head_dim // 2, spec.tile.key // 2, spec.tile.key // 4
     return RegisterUse(
@@ -103,16 +117,21 @@ def objections(spec: AttentionSpec) -> Iterator[Objection]:
             key="schedule", reason=f"{spec.schedule!r} is no schedule of attention; {words} are"
         )
         return
+    if spec.schedule != "split_kv":
+        yield from _no_split(spec)
     yield from rules(spec)
 
 
-def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
-    """What the kernels on wgmma and TMA ask."""
+def _no_split(spec: AttentionSpec) -> Iterator[Objection]:
     for key, default in (("warps", None), ("cluster", 1), ("constant_cache", False)):
         if getattr(spec, key) != default:
             yield Objection(
                 key=key, reason=f"{key} goes with schedule split_kv", fix="leave it out"
             )
+
+
+def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
+    """What the kernels on wgmma and TMA ask."""
     if spec.arch.name != "sm_90a":
         yield Objection(
             key="schedule",
@@ -175,5 +194,6 @@ _RULES: dict[str, Callable[[AttentionSpec], Iterator[Objection]]] = {
     "pingpong": _hopper,
     "cooperative": _hopper,
     "split_kv": rules_split_kv.split_kv,
+    "multistage": rules_multistage.multistage,
 }
 """By schedule: the rules of its kernels. A schedule is a template, too."""

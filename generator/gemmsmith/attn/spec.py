@@ -10,7 +10,7 @@ from gemmsmith.attn.rules import objections
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import IllegalKernelError
 
-AttentionSchedule = Literal["pingpong", "cooperative", "split_kv"]
+AttentionSchedule = Literal["pingpong", "cooperative", "split_kv", "multistage"]
 ATTENTION_SCHEDULES: tuple[AttentionSchedule, ...] = get_args(AttentionSchedule)
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -20,6 +20,7 @@ _WORDS: dict[AttentionSchedule, str] = {
     "pingpong": "pp",
     "cooperative": "coop",
     "split_kv": "split",
+    "multistage": "ms",
 }
 
 
@@ -63,7 +64,7 @@ class AttentionSpec:
     schedule: AttentionSchedule
     """``pingpong``: one warpgroup's softmax runs while the others multiply, in turns;
     ``cooperative``: they run as they come; ``split_kv``: blocks share the keys of a head, for few
-    queries."""
+    queries; ``multistage``: warps of mma.sync, for many queries on Volta to Ada."""
     stages: int
     """Buffers for tiles of keys, and as many for values."""
     warps: AttentionWarps | None = None

@@ -10,6 +10,7 @@ TEMPLATES: dict[AttentionSchedule, str] = {
     "pingpong": "attention_sm90.cu.j2",
     "cooperative": "attention_sm90.cu.j2",
     "split_kv": "attention_decode.cu.j2",
+    "multistage": "attention_mma_sync.cu.j2",
 }
 """By schedule: the template of its kernels."""
 
