@@ -141,8 +141,8 @@ def main() -> None:
         for name, (ours, eager, moved, shapes) in operations(m, k).items():
             torch._dynamo.reset()
             compiled = torch.compile(eager, fullgraph=True, dynamic=False)
-            bytes_at_least = min(ROTATED_BYTES, MOST_SETS * moved)
-            sets = rotating(partial(arguments, shapes), moved, at_least=bytes_at_least)
+            between = min(ROTATED_BYTES, MOST_SETS * moved)
+            sets = rotating(partial(arguments, shapes), moved, between)
             found = compare(
                 {
                     "ours": calls(ours, sets),

@@ -50,7 +50,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(
         attention,
         "rotating",
-        lambda make, size, least: (make(), make()) if least > size else (make(),),
+        lambda make, size, between: (make(), make()) if between else (make(),),
     )
     return without_gpu(monkeypatch, US.__getitem__)
 

@@ -181,10 +181,14 @@ def test_as_json_holds_every_sample() -> None:
     }
 
 
-@pytest.mark.parametrize(("size", "count"), [(50e6, 3), (120e6, 1), (235e6, 1), (1e6, 120)])
+@pytest.mark.parametrize(("size", "count"), [(50e6, 4), (120e6, 2), (235e6, 2), (1e6, 121)])
 def test_rotating_makes_enough_sets(size: float, count: int) -> None:
     made = iter(range(1000))
     assert rotating(lambda: next(made), size) == tuple(range(count))
+
+
+def test_sets_that_need_not_leave_the_cache_do_not_rotate() -> None:
+    assert rotating(object, 50e6, 0.0)[1:] == ()
 
 
 def ratio(median: float) -> Ratio:

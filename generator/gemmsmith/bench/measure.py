@@ -16,7 +16,7 @@ from gemmsmith.bench.rounds import Comparison, Policy, Ratio, run_rounds
 T = TypeVar("T")
 
 ROTATED_BYTES = 120e6
-"""Bytes that input sets must hold together, twice the largest L2 cache in use."""
+"""Bytes of others that are read before a set comes again: twice the largest L2 cache in use."""
 
 
 def compare(
@@ -51,13 +51,14 @@ def compare(
 
 
 def rotating(
-    make: Callable[[], T], bytes_per_set: float, at_least: float = ROTATED_BYTES
+    make: Callable[[], T], bytes_per_set: float, between: float = ROTATED_BYTES
 ) -> tuple[T, ...]:
-    """Return so many sets from ``make`` that they hold ``at_least`` bytes: more than a cache.
+    """Return so many sets from ``make`` that the others hold ``between`` bytes: more than a cache.
 
+    A set larger than that has a companion, too: part of it would still be in the cache otherwise.
     They are written when this returns, as kernels with ``constant_b`` need it.
     """
-    sets = tuple(make() for _ in range(max(1, math.ceil(at_least / bytes_per_set))))
+    sets = tuple(make() for _ in range(1 + math.ceil(between / bytes_per_set)))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return sets
