@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,7 +270,7 @@ for queries in (300, 1):
 def test_the_first_call_of_a_process_may_be_captured() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST_CALL],
-        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
