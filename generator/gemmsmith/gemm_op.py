@@ -8,18 +8,17 @@ the empty one stands for the default kernels of the tensors' GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gemmsmith.arguments import Arguments
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import run_on_cpu, run_on_cuda, run_settled
 from gemmsmith.finish import Finish
+from gemmsmith.op_library import Op, register_ops
 from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import output_letter, refuse_misfit, selection
@@ -178,59 +177,14 @@ def _gemm_out(*args: Any, out: Tensor, **kwargs: Any) -> None:
     call.run(out, fresh=False)
 
 
-def forward_only(name: str) -> Callable[..., Any]:
-    """Return an op's autograd implementation: refuse a derivative, else go on below autograd."""
-    op = getattr(torch.ops.gemmsmith, name).default
+_OPERANDS = "Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None"
+_SCALARS = "float alpha=1.0, float beta=0.0, str kernels=''"
+_WORDS = "str activation='none', str gate='none'"
+_VECTORS = "Tensor? a_scale=None, Tensor? b_scale=None, Tensor? a_zero_point=None"
+_REST = f"{_SCALARS}, {_WORDS}, {_VECTORS}, Tensor? b_sum=None, float out_scale=1.0"
+_OPS: dict[str, Op] = {
+    "gemm": (f"({_OPERANDS}, {_REST}, ScalarType? out_dtype=None) -> Tensor", _gemm, _fake),
+    "gemm_out": (f"({_OPERANDS}, {_REST}, *, Tensor(a!) out) -> ()", _gemm_out, _fake_out),
+}
 
-    def refuse_derivative(*args: Any, **kwargs: Any) -> Any:
-        if _derivative_wanted((*args, *kwargs.values())):
-            raise ArgumentError(
-                f"gemmsmith.{name.removesuffix('_out')} is forward only: call it under "
-                "torch.no_grad() or torch.inference_mode(), or with inputs that do not require grad"
-            )
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **kwargs)
-
-    return refuse_derivative
-
-
-def _derivative_wanted(values: tuple[Any, ...]) -> bool:
-    """Whether a backward, a forward-mode or a torch.func derivative of the call would be taken."""
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    if interpreter is not None and interpreter.key() in _DERIVATIVES:
-        return True
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return True
-    return forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-        for tensor in tensors
-    )
-
-
-_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
-
-
-def _register() -> torch.library.Library:
-    """Return the library that owns the ops; they live as long as it does."""
-    library: Any = torch.library.Library("gemmsmith", "DEF")  # type: ignore[no-untyped-call]
-    operands = "Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None"
-    scalars = "float alpha=1.0, float beta=0.0, str kernels=''"
-    words = "str activation='none', str gate='none'"
-    vectors = "Tensor? a_scale=None, Tensor? b_scale=None, Tensor? a_zero_point=None"
-    rest = f"{scalars}, {words}, {vectors}, Tensor? b_sum=None, float out_scale=1.0"
-    tags = (torch.Tag.pt2_compliant_tag,)
-    library.define(f"gemm({operands}, {rest}, ScalarType? out_dtype=None) -> Tensor", tags=tags)
-    library.define(f"gemm_out({operands}, {rest}, *, Tensor(a!) out) -> ()", tags=tags)
-    for device in ("CPU", "CUDA"):
-        library.impl("gemm", _gemm, device)
-        library.impl("gemm_out", _gemm_out, device)
-    for name in ("gemm", "gemm_out"):
-        library.impl(name, forward_only(name), "Autograd")
-    torch.library.register_fake("gemmsmith::gemm", _fake, lib=library)
-    torch.library.register_fake("gemmsmith::gemm_out", _fake_out, lib=library)
-    registered: torch.library.Library = library
-    return registered
-
-
-_library = _register()
+_library = register_ops(_OPS)

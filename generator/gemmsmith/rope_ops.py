@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError
-from gemmsmith.gemm_op import forward_only
+from gemmsmith.op_library import Op, register_ops
 from gemmsmith.rope_call import misfit, rope_call
 from gemmsmith.rope_math import angles, places, rope_frequencies, rotated
 from gemmsmith.rope_shapes import check_dense, check_rope, check_rope_to_cache
@@ -205,23 +205,9 @@ _CACHE = (
     " Tensor positions, Tensor inv_freq, Tensor? slots=None, Tensor? block_table=None"
 )
 _WAY = "bool interleaved=False, float attention_factor=1.0"
-_OPS: dict[str, tuple[str, Any, Any]] = {
+_OPS: dict[str, Op] = {
     "rope": (f"({_ROPE}, {_WAY}) -> ()", _rope, check_rope),
     "rope_to_cache": (f"({_CACHE}, {_WAY}) -> ()", _rope_to_cache, check_rope_to_cache),
 }
 
-
-def _register() -> torch.library.Library:
-    """Return the library that owns the ops; they live as long as it does."""
-    library: Any = torch.library.Library("gemmsmith", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name, (schema, run, fake) in _OPS.items():
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            library.impl(name, run, device)
-        library.impl(name, forward_only(name), "Autograd")
-        torch.library.register_fake(f"gemmsmith::{name}", fake, lib=library)
-    registered: torch.library.Library = library
-    return registered
-
-
-_library = _register()
+_library = register_ops(_OPS)

@@ -13,13 +13,13 @@ weight does that, exactly where the column scale consists of powers of two.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError
-from gemmsmith.gemm_op import forward_only
+from gemmsmith.op_library import Op, register_ops
 from gemmsmith.row_execute import (
     last_row_kernel,
     record,
@@ -316,7 +316,7 @@ def _gate_quantize(
 _NORM = "Tensor x, Tensor weight, float eps"
 _GATE = "Tensor x, str kind, bool interleaved"
 _COLUMNS = "Tensor? column_scale=None"
-_OPS: dict[str, tuple[str, Any, Any]] = {
+_OPS: dict[str, Op] = {
     "quantize_rows": (
         f"(Tensor x, {_COLUMNS}) -> (Tensor, Tensor)",
         _quantize_rows,
@@ -351,18 +351,4 @@ _OPS: dict[str, tuple[str, Any, Any]] = {
     ),
 }
 
-
-def _register() -> torch.library.Library:
-    """Return the library that owns the ops; they live as long as it does."""
-    library: Any = torch.library.Library("gemmsmith", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name, (schema, run, fake) in _OPS.items():
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            library.impl(name, run, device)
-        library.impl(name, forward_only(name), "Autograd")
-        torch.library.register_fake(f"gemmsmith::{name}", fake, lib=library)
-    registered: torch.library.Library = library
-    return registered
-
-
-_library = _register()
+_library = register_ops(_OPS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gemmsmith.attn.arguments import Attention, PackedAttention, check_no_overlap, check_out
 from gemmsmith.attn.execute import refuse_misfit, run
-from gemmsmith.gemm_op import forward_only
+from gemmsmith.op_library import Op, register_ops
 
 
 def _fake(*args: Any) -> Tensor:
@@ -82,7 +82,7 @@ _PACKED = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, int max_q, int max_k,"
     f' {_COMMON}, str kernels=""'
 )
-_OPS: dict[str, tuple[str, Any, Any]] = {
+_OPS: dict[str, Op] = {
     "attention": (f"({_DENSE}) -> Tensor", _attention, _fake),
     "attention_out": (f"({_DENSE}, *, Tensor(a!) out) -> ()", _attention_out, _fake_out),
     "attention_varlen": (f"({_PACKED}) -> Tensor", _packed, _fake_packed),
@@ -93,18 +93,4 @@ _OPS: dict[str, tuple[str, Any, Any]] = {
     ),
 }
 
-
-def _register() -> torch.library.Library:
-    """Return the library that owns the ops; they live as long as it does."""
-    library: Any = torch.library.Library("gemmsmith", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name, (schema, run_op, fake) in _OPS.items():
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            library.impl(name, run_op, device)
-        library.impl(name, forward_only(name), "Autograd")
-        torch.library.register_fake(f"gemmsmith::{name}", fake, lib=library)
-    registered: torch.library.Library = library
-    return registered
-
-
-_library = _register()
+_library = register_ops(_OPS)
