@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from gemmsmith.arch import Architecture
 from gemmsmith.config_entry import Entry, judged, keys_of
 from gemmsmith.config_model import FamilyKeys, FileKeys, KernelKeys
-from gemmsmith.config_problems import EXAMPLES, sentences
+from gemmsmith.config_problems import EXAMPLES, missing_key, same_names, sentences
 from gemmsmith.errors import Problem
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
 
@@ -62,7 +62,8 @@ def _read_file(document: Document) -> tuple[list[Entry], list[Problem]]:
         problems.append(Problem(file=document.file, line=document.line(()), message=message))
     families = data.get("families")
     blocks = families if isinstance(families, list) else []
-    problems += _same_names(document, blocks)
+    names = [block.get("name") if isinstance(block, dict) else None for block in blocks]
+    problems += same_names(document, "families", names).values()
     broken = {error["loc"] for error in errors} | document.refused
     found = [
         result
@@ -72,19 +73,6 @@ def _read_file(document: Document) -> tuple[list[Entry], list[Problem]]:
     entries = [result for result in found if isinstance(result, Entry)]
     problems += [result for result in found if isinstance(result, Problem)]
     return entries, sorted(problems, key=lambda problem: problem.line)
-
-
-def _same_names(document: Document, blocks: list[object]) -> Iterator[Problem]:
-    first: dict[str, int] = {}
-    for place, block in enumerate(blocks):
-        name = block.get("name") if isinstance(block, dict) else None
-        if not isinstance(name, str):
-            continue
-        line = document.line(("families", place, "name"))
-        if name in first:
-            message = f"two families are named {name!r}, on line {first[name]} and on line {line}"
-            yield Problem(file=document.file, line=line, message=f"{message}; rename one")
-        first.setdefault(name, line)
 
 
 def _kernels(
@@ -143,9 +131,7 @@ def _crossed(
     if not all(keys_of(family, kernel, arch).tile for arch in keys.arch or (None,)):
         missing.append("tile")
     for key in missing:
-        message = f"family {family.name!r}: key {key!r} is missing, here and in the family"
-        example = f"; for example {EXAMPLES[key]}"
-        yield Problem(file=document.file, line=document.line(path), message=message + example)
+        yield missing_key(document, path, family.name, key, EXAMPLES[key])
     if missing:
         return
     if kernel is not family:

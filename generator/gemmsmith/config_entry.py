@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmsmith.arch import Architecture, Store, parse_architecture
+from gemmsmith.config_asked import AskedKernel
 from gemmsmith.config_defaults import (
     default_output,
     default_schedule,
@@ -17,25 +18,15 @@ from gemmsmith.config_defaults import (
 )
 from gemmsmith.config_model import AlignmentKeys, ArchKeys, DTypes, FamilyKeys, KernelKeys
 from gemmsmith.dtypes import DType, accumulator_of
-from gemmsmith.errors import IllegalKernelError, Objection, Problem
+from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile, widest_alignment
 from gemmsmith.yaml_lines import Document, KeyPath
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One kernel that a file asks for: its spec, or why it cannot exist."""
+class Entry(AskedKernel):
+    """One GEMM kernel that a file asks for: its spec, or why it cannot exist."""
 
-    file: str
-    """Path of the file as the user gave it."""
-    line: int
-    """1-based line of the kernel's entry."""
-    family: str
-    """Name of the family."""
-    title: str
-    """Architecture, element types, layout and tile in words; legal or not."""
-    arch: Architecture
-    """The architecture asked for."""
     a: DType
     """Element type of A."""
     d: DType
@@ -44,32 +35,6 @@ class Entry:
     """Layout of A, B and D."""
     spec: KernelSpec | None
     """The kernel; None where it is illegal."""
-    objections: tuple[Objection, ...] = ()
-    """The rules that it breaks; empty for a legal kernel."""
-    lines: tuple[int, ...] = ()
-    """For each objection the line of its key."""
-    skipped: bool = False
-    """Illegal here, but legal on another architecture that the same entry names: no mistake."""
-
-    @property
-    def reason(self) -> str:
-        """The objections in one line; empty for a legal kernel."""
-        return "; ".join(map(str, self.objections))
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """The objections with file, line, family and kernel; empty for a skipped kernel."""
-        if self.skipped:
-            return ()
-        return tuple(
-            Problem(
-                file=self.file,
-                line=line,
-                message=f"family {self.family!r}, kernel on line {self.line} ({self.title}):"
-                f" {objection}",
-            )
-            for line, objection in zip(self.lines, self.objections, strict=True)
-        )
 
 
 def keys_of(family: FamilyKeys, kernel: KernelKeys, arch: Architecture | None = None) -> KernelKeys:

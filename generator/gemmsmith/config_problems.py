@@ -94,6 +94,32 @@ def sentences(
         )
 
 
+def missing_key(document: Document, path: KeyPath, family: str, key: str, example: str) -> Problem:
+    """Return that a kernel's entry at ``path`` lacks a key, as its family does."""
+    message = f"family {family!r}: key {key!r} is missing, here and in the family"
+    message += f"; for example {example}"
+    return Problem(file=document.file, line=document.line(path), message=message)
+
+
+def same_names(document: Document, key: str, names: Iterable[object]) -> dict[int, Problem]:
+    """Return a problem for each family under ``key`` that is named like one before it, by place.
+
+    ``names`` has one for each family; what is no text is no name.
+    """
+    first: dict[str, int] = {}
+    problems: dict[int, Problem] = {}
+    for place, name in enumerate(names):
+        if not isinstance(name, str):
+            continue
+        line = document.line((key, place, "name"))
+        if name in first:
+            message = f"two families are named {name!r}, on line {first[name]} and on line {line}"
+            message += "; rename one"
+            problems[place] = Problem(file=document.file, line=line, message=message)
+        first.setdefault(name, line)
+    return problems
+
+
 def _models_at(where: KeyPath, models: Models) -> Models:
     return _ATTENTION if models is _FILE and where[:1] == ("attention",) else models
 

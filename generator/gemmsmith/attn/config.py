@@ -12,56 +12,21 @@ from pydantic import ValidationError
 
 from gemmsmith.arch import Architecture, parse_architecture
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
+from gemmsmith.config_asked import AskedKernel
 from gemmsmith.config_entries import files_of
 from gemmsmith.config_model import AttentionFamilyKeys, AttentionKeys, FileKeys
-from gemmsmith.config_problems import EXAMPLES, sentences
+from gemmsmith.config_problems import EXAMPLES, missing_key, same_names, sentences
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import ConfigError, IllegalKernelError, Objection, Problem
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionEntry:
+class AttentionEntry(AskedKernel):
     """One attention kernel that a file asks for: its spec, or why it cannot exist."""
 
-    file: str
-    """Path of the file as the user gave it."""
-    line: int
-    """1-based line of the kernel's entry."""
-    family: str
-    """Name of the family."""
-    title: str
-    """Architecture, element type, head size and tile in words; legal or not."""
-    arch: Architecture
-    """The architecture asked for."""
     spec: AttentionSpec | None
     """The kernel; None where it is illegal."""
-    objections: tuple[Objection, ...] = ()
-    """The rules that it breaks; empty for a legal kernel."""
-    lines: tuple[int, ...] = ()
-    """For each objection the line of its key."""
-    skipped: bool = False
-    """Illegal here, but legal on another architecture that the same entry names: no mistake."""
-
-    @property
-    def reason(self) -> str:
-        """The objections in one line; empty for a legal kernel."""
-        return "; ".join(map(str, self.objections))
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """The objections with file, line, family and kernel; empty for a skipped kernel."""
-        if self.skipped:
-            return ()
-        return tuple(
-            Problem(
-                file=self.file,
-                line=line,
-                message=f"family {self.family!r}, kernel on line {self.line} ({self.title}):"
-                f" {objection}",
-            )
-            for line, objection in zip(self.lines, self.objections, strict=True)
-        )
 
 
 def load_attention(
@@ -120,17 +85,11 @@ def _read(document: Document, data: dict[str, object]) -> Iterator[AttentionEntr
     except ValidationError as error:
         yield from sentences(error.errors(), document)
         return
-    first: dict[str, int] = {}
+    same = same_names(document, "attention", [family.name for family in families])
     for place, family in enumerate(families):
         path: KeyPath = ("attention", place)
-        line = document.line((*path, "name"))
-        if family.name in first:
-            message = (
-                f"two families are named {family.name!r}, on line {first[family.name]} and on line"
-                f" {line}; rename one"
-            )
-            yield Problem(file=document.file, line=line, message=message)
-        first.setdefault(family.name, line)
+        if place in same:
+            yield same[place]
         if family.kernels is None:
             yield from _crossed(document, family, family, path)
             continue
@@ -149,13 +108,10 @@ def _crossed(
         if key in AttentionKeys.model_fields
     }
     keys = AttentionKeys.model_construct(**given)
-    line = document.line(path)
     missing = [key for key in ("arch", "dtype", "head_dim", "tile") if not getattr(keys, key)]
     for key in missing:
         example = "tile: [128, 128]" if key == "tile" else EXAMPLES[key]
-        message = f"family {family.name!r}: key {key!r} is missing, here and in the family"
-        message += f"; for example {example}"
-        yield Problem(file=document.file, line=line, message=message)
+        yield missing_key(document, path, family.name, key, example)
     if missing or keys.tile is None:
         return
     for dtype, head_dim in itertools.product(keys.dtype, keys.head_dim):

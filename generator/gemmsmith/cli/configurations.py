@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gemmsmith.attn.config import AttentionEntry
     from gemmsmith.attn.explain import AttentionReport
     from gemmsmith.config import Entry
+    from gemmsmith.config_asked import AskedKernel
     from gemmsmith.explain import ProblemReport, SpecReport
     from gemmsmith.render import RenderedSource
     from gemmsmith.rowspec import AnySpec
@@ -44,12 +45,12 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
     rows = _rows(arch)
     attention = inspect_attention(source_of(source))
     entries: list[Entry | AttentionEntry] = [*inspect_file(source_of(source)), *attention]
-    places: dict[str, Entry | AttentionEntry] = {}
+    places: dict[str, AskedKernel] = {}
     for entry in entries:
         if entry.spec is not None:
             places.setdefault(entry.spec.name, entry)
     built = find_cached(specs)
-    skipped: list[Entry | AttentionEntry] = []
+    skipped: list[AskedKernel] = []
     skipped += skipped_entries(source_of(source), arch=architectures(arch))
     skipped += [entry for entry in attention if entry.skipped and _is_of(entry, rows)]
     if as_json:
@@ -94,7 +95,7 @@ def list_kernels(source: Source = None, arch: Archs = None, *, as_json: AsJson =
         )
 
 
-def _place(entry: Entry | AttentionEntry) -> dict[str, Any]:
+def _place(entry: AskedKernel) -> dict[str, Any]:
     return {
         "title": entry.title,
         "family": entry.family,
@@ -111,7 +112,7 @@ def _rows(words: Sequence[str] | None) -> list[Architecture] | None:
     return None if names is None else [parse_architecture(name) for name in names]
 
 
-def _is_of(entry: Entry | AttentionEntry, rows: Sequence[Architecture] | None) -> bool:
+def _is_of(entry: AskedKernel, rows: Sequence[Architecture] | None) -> bool:
     return rows is None or entry.arch in rows
 
 
@@ -217,7 +218,7 @@ def _sm_count(spec: KernelSpec, given: int | None) -> int:
 
 
 def _explained(
-    entry: Entry | AttentionEntry,
+    entry: AskedKernel,
     report: SpecReport | AttentionReport | None,
     met: ProblemReport | None,
 ) -> dict[str, Any]:
@@ -273,7 +274,7 @@ def _attention_explanation(entry: AttentionEntry, report: AttentionReport | None
     return "\n    ".join(lines)
 
 
-def _refusal(entry: Entry | AttentionEntry) -> str:
+def _refusal(entry: AskedKernel) -> str:
     verdict = "skipped" if entry.skipped else "illegal"
     lines = [f"{entry.file}:{entry.line}: {verdict}: {entry.title}", *map(str, entry.objections)]
     return "\n    ".join(lines)
