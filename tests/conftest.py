@@ -44,6 +44,16 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_tables(empty_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tuned table but those that the test writes, where its own ones lie or those that ship."""
+    import gemmsmith.tables
+
+    monkeypatch.delenv("GEMMSMITH_TUNED", raising=False)
+    monkeypatch.setattr(gemmsmith.tables, "shipped_tables", lambda: tmp_path / "shipped")
+    gemmsmith.tables.forget_tables()
+
+
+@pytest.fixture
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of a test that builds, not made yet, whatever the environment says."""
     folder = tmp_path / "my cache"

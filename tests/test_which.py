@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import gemmsmith.tables
+import gemmsmith
 from gemmsmith.cli.app import app
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16
@@ -36,14 +36,13 @@ families:
 """
 
 
+pytestmark = pytest.mark.usefixtures("no_tables")
+
+
 @pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("GEMMSMITH_TUNED", raising=False)
-    monkeypatch.setattr(gemmsmith.tables, "shipped_tables", lambda: tmp_path / "shipped")
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemmsmith.nvml.devices", lambda: ())
     monkeypatch.setattr("gemmsmith.software.devices", lambda: ())
-    forget_tables()
 
 
 @pytest.fixture

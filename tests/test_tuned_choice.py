@@ -1,0 +1,101 @@
+"""A set of kernels obeys the tuned table where it holds, and the estimate elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gemmsmith.choose import Choice, Tuning, choose
+from gemmsmith.dtypes import BF16
+from gemmsmith.kernelset import KernelSet
+from gemmsmith.problem import GemmProblem, packed_problem
+from gemmsmith.selection import Plan
+from gemmsmith.spec import Alignment, KernelSpec
+from gemmsmith.tables import forget_tables, own_tables
+from gemmsmith.tuned import TORCH, left_to_torch
+from tuned_data import CALL, FAST, H200, SLOW, entry, table, timing
+
+pytestmark = pytest.mark.usefixtures("no_tables")
+
+
+class _Shelf:
+    """Kernels that count as loaded."""
+
+    def __init__(self, *specs: KernelSpec) -> None:
+        self._specs = specs
+
+    def kernels(self) -> dict[KernelSpec, str]:
+        return {spec: f"loaded {spec.name}" for spec in self._specs}
+
+
+def planned(
+    monkeypatch: pytest.MonkeyPatch,
+    *built: KernelSpec,
+    torch: bool = True,
+    call: GemmProblem = CALL,
+) -> tuple[str, Tuning] | str:
+    forget_tables()
+    kernels = KernelSet([FAST, SLOW], arch=FAST.arch, source="x.yaml", torch_may_run=torch)
+    monkeypatch.setattr(kernels, "_shelves", dict.fromkeys(kernels._shelves, _Shelf(*built)))
+    found = kernels.plan(call, H200)
+    return (found.spec.name, found.tuning) if isinstance(found, Plan) else found
+
+
+def test_a_set_obeys_the_table_then_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = choose([FAST, SLOW], CALL, 132)
+    assert isinstance(chosen, Choice)
+    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    assert planned(monkeypatch, FAST, SLOW) == (usual.name, chosen.tuning)
+    knobs = {"raster": 2, "swizzle": 4}
+    path = table(own_tables() / "t.yaml", entry([timing(other, 1.2, **knobs)]))
+    assert planned(monkeypatch, FAST, SLOW) == (other.name, Tuning(**knobs))
+    assert planned(monkeypatch, usual) == (usual.name, chosen.tuning)  # the winner is not built
+    table(path, entry([timing(other, 0.9, **knobs)], winner=TORCH))
+    assert planned(monkeypatch, FAST, SLOW) == (
+        "torch is faster here, as the tuned table t.yaml says"
+    )
+    assert planned(monkeypatch, FAST, SLOW, torch=False) == (other.name, Tuning(**knobs))
+
+
+def test_default_kernels_leave_untimed_calls_that_do_not_suit_them_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where torch can do the whole call: a bias or a residual would cost it more than it gains."""
+    call = packed_problem(300, 7168, 5120, BF16)
+    told = planned(monkeypatch, FAST, SLOW, call=call)
+    assert isinstance(told, str)
+    assert told.startswith("by estimate no kernel here suits 300x7168x5120")
+    for kept, torch in ((dataclasses.replace(call, bias=True), True), (call, False)):
+        found = planned(monkeypatch, FAST, SLOW, call=kept, torch=torch)
+        assert found[0] in (FAST.name, SLOW.name)
+
+
+def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 300 rows two tiles of 128 have become three; torch's lead at 256 is none there."""
+    at = dataclasses.replace(CALL, m=256)
+    chosen = choose([FAST, SLOW], at, 132)
+    assert chosen is not None
+    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    made = entry([timing(other, 1.2)], m=256)
+    table(own_tables() / "t.yaml", made)
+    assert planned(monkeypatch, FAST, SLOW, call=at)[0] == other.name
+    for m, name in ((250, other.name), (300, usual.name)):
+        call = dataclasses.replace(CALL, m=m)
+        assert planned(monkeypatch, FAST, SLOW, call=call, torch=False)[0] == name, m
+    table(own_tables() / "t.yaml", entry([timing(other, 0.9)], winner=TORCH, m=256))
+    told = "torch is faster here, as the tuned table t.yaml says"
+    assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=260)) == told
+    assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=300)) != told
+
+
+def test_widths_that_only_direct_stores_take_stay_with_our_kernels() -> None:
+    odd = packed_problem(8, 50257, 768, BF16)
+    direct = dataclasses.replace(
+        FAST, store="direct", schedule="warp_specialized", alignment=Alignment(8, 8, 1)
+    )
+    choice = choose([FAST, direct], odd, 132)
+    assert choice is not None
+    assert choice.spec == direct
+    assert left_to_torch(choice, odd, 132) == ""
+    assert left_to_torch(dataclasses.replace(choice, spec=FAST), odd, 132)
