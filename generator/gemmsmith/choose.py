@@ -151,9 +151,13 @@ def tune(spec: KernelSpec, problem: GemmProblem) -> Tuning:
 
 def tiles(spec: KernelSpec, problem: GemmProblem, group: int = 1) -> int:
     """Return how many tiles the call has, with those that only fill up clusters (in groups)."""
-    tiles_m = _up(math.ceil(problem.m / spec.tile.m), spec.cluster.m * group)
     tiles_n = _up(math.ceil(problem.n / spec.tile.n), spec.cluster.n * group)
-    return tiles_m * tiles_n * problem.batch
+    return tiles_of_rows(spec, problem.m, group) * tiles_n * problem.batch
+
+
+def tiles_of_rows(spec: KernelSpec, m: int, group: int = 1) -> int:
+    """Return how many tiles ``m`` rows have, with those that only fill up clusters (in groups)."""
+    return _up(math.ceil(m / spec.tile.m), spec.cluster.m * group)
 
 
 def waves(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gemmsmith.choose import Choice
+from gemmsmith.choose import Choice, tiles_of_rows
 from gemmsmith.dtypes import BF16, FP16
 from gemmsmith.errors import ConfigError
 from gemmsmith.fit import misfit
@@ -110,12 +110,8 @@ class Tables:
 
 def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
     """Whether a timing at the entry's rows holds at ``m``: tiles are as full as there."""
-    there, here = _tiles_of_rows(spec, entry.m), _tiles_of_rows(spec, m)
+    there, here = tiles_of_rows(spec, entry.m), tiles_of_rows(spec, m)
     return there == here or here * entry.m <= EMPTIER * there * m
-
-
-def _tiles_of_rows(spec: KernelSpec, m: int) -> int:
-    return -(-m // (spec.tile.m * spec.cluster.m)) * spec.cluster.m
 
 
 def _torch_carries_over(entry: Entry, m: int) -> bool:
