@@ -13,7 +13,7 @@ import torch
 
 from gemmsmith.arch import SM_90A
 from gemmsmith.attn.arguments import Attention
-from gemmsmith.attn.execute import attention_call
+from gemmsmith.attn.execute import attention_call, problem_of
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
 from gemmsmith.dtypes import DType
 from gemmsmith.launcher import AttentionCall
@@ -147,7 +147,7 @@ def _edited(folder: Path, edits: Mapping[str, str]) -> Path:
 def call_of(call: Attention, out: torch.Tensor, splits: int = 0) -> AttentionCall:
     """Return a call on tensors of the CPU, for the GPU that is played."""
     call.check()
-    return attention_call(call, out, 0, SMS)._replace(splits=splits)
+    return attention_call(call, problem_of(call), out, 0, SMS)._replace(splits=splits)
 
 
 def launch(kernel: CtypesAttentionKernel, filled: AttentionCall) -> torch.Tensor:

@@ -12,7 +12,7 @@ from attention_data import tokens
 from gemmsmith.arch import SM_70, SM_75, SM_86, Architecture, portable
 from gemmsmith.attn.arguments import Attention, PackedAttention
 from gemmsmith.attn.config import load_attention
-from gemmsmith.attn.execute import attention_call
+from gemmsmith.attn.execute import attention_call, problem_of
 from gemmsmith.attn.rules import shared_bytes, threads
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.build import BuiltKernel, build
@@ -81,7 +81,7 @@ def by_head() -> dict[int, AttentionKernel]:
 def dense(size: int = 128) -> AttentionCall:
     q, k, v = tokens(2, 70, 90, 4, 2, size, dtype=torch.float16)
     call = Attention(q, k, v, True, None, None, None, None, None, None)
-    return attention_call(call, torch.empty_like(q), 0, 132)
+    return attention_call(call, problem_of(call), torch.empty_like(q), 0, 132)
 
 
 REFUSED: list[tuple[dict[str, float], str]] = [
@@ -138,5 +138,5 @@ def test_wide_heads_keep_their_sums_in_memory(by_head: dict[int, AttentionKernel
     q, k, v = (part.flatten(0, 1) for part in tokens(2, 70, 90, 4, 2, 240, dtype=torch.float16))
     cu_q = torch.tensor([0, 50, 100], dtype=torch.int32)
     packed = PackedAttention(q, k, v, cu_q, cu_q, 50, 50, True, None, None, None)
-    filled = attention_call(packed, torch.empty_like(q), 0, 132)
+    filled = attention_call(packed, problem_of(packed), torch.empty_like(q), 0, 132)
     assert by_head[256].needs(filled) == (0, 140 * 4 * 240 * 4, 0)

@@ -13,7 +13,7 @@ from attention_data import check_near, exact, tokens  # noqa: E402
 from gemmsmith.arch import architecture_of  # noqa: E402
 from gemmsmith.attn.arguments import Attention  # noqa: E402
 from gemmsmith.attn.config import load_attention  # noqa: E402
-from gemmsmith.attn.execute import attention_call, launch_attention  # noqa: E402
+from gemmsmith.attn.execute import attention_call, launch_attention, problem_of  # noqa: E402
 from gemmsmith.attn.spec import AttentionSpec  # noqa: E402
 from gemmsmith.build import build  # noqa: E402
 from gemmsmith.dtypes import FP16  # noqa: E402
@@ -49,7 +49,7 @@ def run(kernel: AttentionKernel, call: Attention, splits: int = 0) -> Any:
     room = torch.full((batch, queries, heads, size + 8), NAN, dtype=call.q.dtype, device="cuda")
     out = room[..., :size]
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    filled = attention_call(call, out, 0, sms)._replace(splits=splits)
+    filled = attention_call(call, problem_of(call), out, 0, sms)._replace(splits=splits)
     assert kernel.can_run(filled) == 0, kernel.explain(kernel.can_run(filled))
     first = None
     for _ in range(20):

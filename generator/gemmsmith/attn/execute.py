@@ -21,6 +21,7 @@ from gemmsmith.errors import LaunchError, NoKernelError, UnknownArchitectureErro
 from gemmsmith.launch import LaunchRecord, current_device, raw_stream
 from gemmsmith.launcher import AttentionCall, AttentionKernel
 from gemmsmith.operands import TORCH_DTYPES
+from gemmsmith.shelf import AttentionShelf
 
 _log = logging.getLogger(__name__)
 
@@ -91,18 +92,24 @@ def _planned(
             return f"the elements of a head of {name} are not next to each other"
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
-    if call.kernels:
-        filled = attention_call(call, out, index, properties.multi_processor_count)
-        named = attention_selection(call.kernels)
-        return named.plan(problem_of(call), filled, capability), filled
+    shelf = None if call.kernels else _default_shelf(capability)
+    if isinstance(shelf, str):
+        return shelf
+    problem = problem_of(call)
+    filled = attention_call(call, problem, out, index, properties.multi_processor_count)
+    if shelf is None:
+        return attention_selection(call.kernels).plan(problem, filled, capability), filled
+    kernel = plan_of(shelf, problem, filled)
+    return kernel if isinstance(kernel, str) else (kernel, filled)
+
+
+def _default_shelf(capability: tuple[int, int]) -> AttentionShelf | str:
+    """Return the default kernels of a GPU, or why there are none."""
     try:
         arch = architecture_of(capability)
     except UnknownArchitectureError as error:
         return str(error)
-    filled = attention_call(call, out, index, properties.multi_processor_count)
-    shelf = default_attention_kernels(arch.name)
-    kernel = plan_of(shelf, problem_of(call), filled)
-    return kernel if isinstance(kernel, str) else (kernel, filled)
+    return default_attention_kernels(arch.name)
 
 
 def refuse_misfit(call: Attention | PackedAttention) -> None:
@@ -173,10 +180,16 @@ def _laid_out(call: Attention | PackedAttention) -> Attention | PackedAttention:
 
 
 def attention_call(
-    call: Attention | PackedAttention, out: Tensor, index: int, sm_count: int
+    call: Attention | PackedAttention,
+    problem: AttentionProblem,
+    out: Tensor,
+    index: int,
+    sm_count: int,
 ) -> AttentionCall:
-    """Return a checked call as the C interface takes it; lengths and tables lie as it wants."""
-    problem = problem_of(call)
+    """Return a checked call as the C interface takes it; lengths and tables lie as it wants.
+
+    ``problem`` is what the call asks (:func:`problem_of`).
+    """
     q, k, v = call.q, call.k, call.v
     packed, paged = problem.packed, problem.paged
     lengths = table = cu_q = cu_k = None
