@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from gemmsmith import constant, direct
+from gemmsmith.dense import check_dense
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.execute import LaunchRecord, last_kernel
 from gemmsmith.finish import PLAIN
@@ -109,14 +110,18 @@ def gemm(
         )
         if settled is not None:
             return settled
-    tensors = (a, b, bias, residual, out, a_scale, b_scale, a_zero_point, b_sum)
-    for name, tensor in zip(_TENSORS, tensors, strict=True):
-        if tensor is None and name not in ("a", "b"):
-            continue
-        if not isinstance(tensor, Tensor):
-            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout != torch.strided:
-            raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
+    check_dense(
+        a=a,
+        b=b,
+        bias=bias,
+        residual=residual,
+        out=out,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        a_zero_point=a_zero_point,
+        b_sum=b_sum,
+        optional=_OPTIONAL,
+    )
     for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta)):
         if not isinstance(factor, (int, float)):
             raise ArgumentTypeError(f"{name} is a {type(factor).__name__}, not a number")
@@ -136,7 +141,7 @@ def gemm(
     return out
 
 
-_TENSORS = ("a", "b", "bias", "residual", "out", "a_scale", "b_scale", "a_zero_point", "b_sum")
+_OPTIONAL = ("bias", "residual", "out", "a_scale", "b_scale", "a_zero_point", "b_sum")
 
 
 def problem_of(

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmsmith.dense import check_dense
 from gemmsmith.errors import ArgumentError
 from gemmsmith.op_library import Op, register_ops
 from gemmsmith.rope_call import misfit, rope_call
 from gemmsmith.rope_math import angles, places, rope_frequencies, rotated
-from gemmsmith.rope_shapes import check_dense, check_rope, check_rope_to_cache
+from gemmsmith.rope_shapes import check_rope, check_rope_to_cache
 from gemmsmith.row_execute import record, run_on_cuda, say_once
 
 __all__ = ["rope", "rope_frequencies", "rope_to_cache"]
@@ -96,10 +97,13 @@ def rope_to_cache(
         LaunchError: where CUDA refuses.
     """
     check_dense(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
-    check_dense(positions=positions, inv_freq=inv_freq)
-    for name, tensor in (("slots", slots), ("block_table", block_table)):
-        if tensor is not None:
-            check_dense(**{name: tensor})
+    check_dense(
+        positions=positions,
+        inv_freq=inv_freq,
+        slots=slots,
+        block_table=block_table,
+        optional=("slots", "block_table"),
+    )
     torch.ops.gemmsmith.rope_to_cache.default(
         q,
         k,

@@ -14,15 +14,6 @@ FREQUENCY_DTYPES = (torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
-def check_dense(**named: object) -> None:
-    """Raise ArgumentTypeError where an argument is no dense tensor."""
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout != torch.strided:
-            raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
-
-
 def check_rope(
     q: Tensor,
     k: Tensor,

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gemmsmith.dense import check_dense
 from gemmsmith.errors import ArgumentError
 from gemmsmith.op_library import Op, register_ops
 from gemmsmith.row_execute import (
@@ -32,7 +33,6 @@ from gemmsmith.row_math import gated, normalized, quantized
 from gemmsmith.row_shapes import (
     DTYPES,
     check_quantize_rows_out,
-    check_tensors,
     new_add_rms_norm,
     new_add_rms_norm_quantize,
     new_gate,
@@ -71,11 +71,11 @@ def quantize_rows(
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x, column_scale=column_scale)
+    check_dense(x=x, column_scale=column_scale, optional=("column_scale",))
     ops = torch.ops.gemmsmith
     if out is None:
         return cast("tuple[Tensor, Tensor]", ops.quantize_rows.default(x, column_scale))
-    check_tensors(q=out[0], scale=out[1])
+    check_dense(q=out[0], scale=out[1])
     ops.quantize_rows_out.default(x, column_scale, q=out[0], scale=out[1])
     return out
 
@@ -90,7 +90,7 @@ def quantize_weight(w: Tensor, column_scale: Tensor | None = None) -> tuple[Tens
         ArgumentError: where ``w`` is no matrix of floating-point numbers, or ``column_scale`` does
             not fit it.
     """
-    check_tensors(w=w, column_scale=column_scale)
+    check_dense(w=w, column_scale=column_scale, optional=("column_scale",))
     if w.dim() != 2 or w.dtype not in DTYPES:
         raise ArgumentError(f"w is {w.dtype} {tuple(w.shape)}; a floating-point (N, K) is needed")
     if column_scale is not None and tuple(column_scale.shape) != (w.shape[1],):
@@ -117,7 +117,7 @@ def rms_norm(
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x, weight=weight, residual=residual)
+    check_dense(x=x, weight=weight, residual=residual, optional=("residual",))
     if residual is None:
         return cast(Tensor, torch.ops.gemmsmith.rms_norm.default(x, weight, eps))
     return cast(
@@ -135,7 +135,7 @@ def rms_norm_quantize(
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x, weight=weight, residual=residual)
+    check_dense(x=x, weight=weight, residual=residual, optional=("residual",))
     ops = torch.ops.gemmsmith
     if residual is None:
         return cast("tuple[Tensor, ...]", ops.rms_norm_quantize.default(x, weight, eps))
@@ -153,7 +153,7 @@ def gate(x: Tensor, kind: GateKind = "silu", interleaved: bool = False) -> Tenso
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x)
+    check_dense(x=x)
     return cast(Tensor, torch.ops.gemmsmith.gate.default(x, kind, interleaved))
 
 
@@ -171,7 +171,7 @@ def gate_quantize(
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
     """
-    check_tensors(x=x, column_scale=column_scale)
+    check_dense(x=x, column_scale=column_scale, optional=("column_scale",))
     result = torch.ops.gemmsmith.gate_quantize.default(x, kind, interleaved, column_scale)
     return cast("tuple[Tensor, Tensor]", result)
 

@@ -17,17 +17,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What row operations read."""
 
 
-def check_tensors(**named: Tensor | None) -> None:
-    """Raise ArgumentTypeError where an argument is no dense tensor; optional ones may be None."""
-    for name, tensor in named.items():
-        if tensor is None and name in ("residual", "column_scale"):
-            continue
-        if not isinstance(tensor, Tensor):
-            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout != torch.strided:
-            raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
-
-
 def _check_input(x: Tensor) -> None:
     if x.dtype not in DTYPES:
         words = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

@@ -154,17 +154,6 @@ def check_no_overlap(out: Tensor, *read: Tensor) -> None:
         )
 
 
-def check_tensors(**named: object) -> None:
-    """Raise ArgumentTypeError where an argument is no dense tensor; None is not judged."""
-    for name, tensor in named.items():
-        if tensor is None:
-            continue
-        if not isinstance(tensor, Tensor):
-            raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout != torch.strided:
-            raise ArgumentTypeError(f"{name} is {tensor.layout}; only dense tensors have kernels")
-
-
 def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dtype not in DTYPES:
         words = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gemmsmith.attn import op as _op  # noqa: F401  registers the ops
-from gemmsmith.attn.arguments import check_tensors
 from gemmsmith.constant import is_promised
-from gemmsmith.errors import ArgumentTypeError
+from gemmsmith.dense import check_dense
 
 __all__ = ["attention", "attention_varlen"]
 
@@ -67,8 +66,16 @@ def attention(
         NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUDA refuses.
     """
-    check_tensors(q=q, k=k, v=v, mask=mask, lengths=lengths, block_table=block_table, out=out)
-    _check_given(q=q, k=k, v=v)
+    check_dense(
+        q=q,
+        k=k,
+        v=v,
+        mask=mask,
+        lengths=lengths,
+        block_table=block_table,
+        out=out,
+        optional=("mask", "lengths", "block_table", "out"),
+    )
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
@@ -119,16 +126,9 @@ def attention_varlen(
         NoKernelError: where named kernels do not fit the call.
         LaunchError: where CUDA refuses.
     """
-    check_tensors(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, out=out)
-    _check_given(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
+    check_dense(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, out=out, optional=("out",))
     given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention_varlen.default(*given))
     torch.ops.gemmsmith.attention_varlen_out.default(*given, out=out)
     return out
-
-
-def _check_given(**named: Tensor | None) -> None:
-    for name, tensor in named.items():
-        if tensor is None:
-            raise ArgumentTypeError(f"{name} is None, not a torch.Tensor")
