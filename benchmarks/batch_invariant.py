@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ import torch
 from gemmsmith.bench.environment import environment_here
 from gemmsmith.bench.gpu import exit_without_gpu
 from gemmsmith.bench.model_shapes import load_model
-from gemmsmith.bench.race import Entrants, Race, Rivalry, run_races
-from gemmsmith.bench.race_text import race_line, race_report
+from gemmsmith.bench.race import Entrants, Race, Rivalry
+from gemmsmith.bench.race_run import run_races
+from gemmsmith.bench.race_text import race_report
 from gemmsmith.bench.rivals import eager_arm
 from gemmsmith.bench.tasks import make_task
 from gemmsmith.invariant import HANDLE
@@ -64,7 +66,7 @@ def main() -> None:
         notes="One kernel for every M (deterministic='batch') beside the choice for each M.",
         rivalries=RIVALRIES,
         json_path=options.o,
-        progress=lambda race: print(race_line(race), flush=True),
+        progress=partial(print, flush=True),
     )
     print(race_report(report))
 

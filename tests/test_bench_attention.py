@@ -9,7 +9,7 @@ import torch
 
 import gemmsmith
 from attention_data import exact, tokens
-from gemmsmith.bench import attention, attention_cases
+from gemmsmith.bench import attention, attention_cases, judged
 from gemmsmith.bench.attention_cases import CASES, AttentionCase, decode, exact_attention, prefill
 from gemmsmith.bench.race import Race, RaceReport
 from gemmsmith.bench.race_text import race_line, race_report
@@ -163,7 +163,7 @@ def test_without_torch_there_is_no_best(
 
 @pytest.mark.usefixtures("timed")
 def test_nothing_to_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "judge", lambda *given: ("off", math.nan))
+    monkeypatch.setattr(judged, "judge", lambda *given: ("off", math.nan))
     with pytest.raises(MeasureError, match="nothing can be timed at prefill d128 causal 40x40"):
         races(TINY[:1])
 

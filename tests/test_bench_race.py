@@ -11,7 +11,8 @@ import torch
 import gemmsmith
 from gemmsmith.bench import int8, race, rivals
 from gemmsmith.bench.model_shapes import LinearShape, ModelShapes, load_model
-from gemmsmith.bench.race import Entrants, RaceReport, Rivalry, run_races
+from gemmsmith.bench.race import Entrants, RaceReport, Rivalry
+from gemmsmith.bench.race_run import run_races
 from gemmsmith.bench.race_text import race_line, race_report
 from gemmsmith.bench.tasks import Task, make_task
 from gemmsmith.errors import LaunchError, MeasureError, NoDeviceError, NoKernelError
@@ -75,17 +76,17 @@ def test_a_line_of_progress() -> None:
 
 def test_json_holds_standings_and_samples(tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.json"
-    seen: list[int] = []
+    seen: list[str] = []
     made = run_races(
         iter(RACES),
         environment=ENVIRONMENT,
         notes="",
         rivalries=RIVALRIES,
         json_path=path,
-        progress=lambda one: seen.append(one.m),
+        progress=seen.append,
     )
     assert made.races == RACES
-    assert seen == [1, 64, 512, 2048, 8192]
+    assert seen == [race_line(one) for one in RACES]
     data = json.loads(path.read_text())
     assert data["environment"]["copy_gbs"] == 4000.0
     assert data["standings"][0]["over"] == "torch"

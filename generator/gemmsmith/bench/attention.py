@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,14 +20,13 @@ from gemmsmith.bench.attention_cases import (
     new_operands,
 )
 from gemmsmith.bench.environment import environment_here
-from gemmsmith.bench.ffn import judge
 from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import Arm
+from gemmsmith.bench.judged import enter_judged
 from gemmsmith.bench.measure import ROTATED_BYTES, rotating
-from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry, run_races
-from gemmsmith.bench.race_text import race_line
+from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry
+from gemmsmith.bench.race_run import run_races
 from gemmsmith.bench.report import OURS
-from gemmsmith.errors import GemmsmithError
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.progress import Progress
 from gemmsmith.supply import Compiled
@@ -105,39 +103,28 @@ def _race(case: AttentionCase, seconds: float, device: str) -> Race:
     rotated = ROTATED_BYTES if case.decodes else 0
     sets = rotating(lambda: new_operands(case, device), case.cache_bytes, rotated)
     right = exact_attention(*sets[0], causal=case.causal).flatten(0, 2)
-    entrants, errors = Entrants(), {}
+    entrants = Entrants()
+    errors: dict[str, float] = {}
     for name, arm in arms_of(case, sets).items():
-        error = _enter(entrants, name, arm, right)
-        if error is not None:
-            errors[f"{name} error %"] = error
+        of_torch = name in (VIEWS, CONTIGUOUS)
+        errors |= enter_judged(
+            entrants,
+            name,
+            partial(list, arm),
+            right,
+            _LIMIT,
+            ours=not of_torch,
+            rows=partial(_rows, of_torch=of_torch),
+        )
     shape = (case.batch * case.queries, case.keys, case.head_dim)
     race = entrants.race(section_of(case), label_of(case), shape, seconds=seconds)
     race = with_best(race)
     return replace(race, figures={**rates(race, case), **errors})
 
 
-def _enter(entrants: Entrants, name: str, arm: Arm, right: Tensor) -> float | None:
-    """Enter an arm where it is right; return its error in per cent."""
-    poison = torch.full_like(right, math.nan, dtype=torch.bfloat16)
-    del poison  # its memory is what the result is allocated in
-    try:
-        found = arm[0]()
-    except GemmsmithError as error:
-        entrants.wrong[name] = f"{type(error).__name__}: {error}"
-        return None
-    assert isinstance(found, Tensor), "arms of this module return a tensor"
-    if name in (VIEWS, CONTIGUOUS):
-        found = found.transpose(1, 2)
-    else:
-        record = gemmsmith.last_kernel()
-        assert record is not None, "a call of ours was just made"
-        if record.reason:
-            entrants.missing[name] = record.reason
-            return None
-        entrants.kernels[name] = record.name
-    why, error_percent = judge(found.reshape(right.shape), right, _LIMIT)
-    entrants.enter(name, arm, why)
-    return None if why else error_percent
+def _rows(found: Tensor, *, of_torch: bool) -> Tensor:
+    """Return what an arm gives as (B Sq H, D)."""
+    return (found.transpose(1, 2) if of_torch else found).flatten(0, 2)
 
 
 def with_best(race: Race) -> Race:
@@ -183,5 +170,5 @@ def run_attention(
             notes=NOTES,
             rivalries=RIVALRIES,
             json_path=json_path,
-            progress=lambda race: progress(race_line(race)),
+            progress=progress,
         )

@@ -19,14 +19,15 @@ from gemmsmith.bench.environment import environment_here
 from gemmsmith.bench.gemm import checked_tokens
 from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import Arm
+from gemmsmith.bench.judged import enter_judged
 from gemmsmith.bench.measure import rotating
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
-from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry, run_races
-from gemmsmith.bench.race_text import race_line
+from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry
+from gemmsmith.bench.race_run import run_races
 from gemmsmith.bench.report import OURS
 from gemmsmith.bench.rivals import compiled_arm, eager_arm, forget_compiled
-from gemmsmith.bench.tasks import interleaved, make_task
-from gemmsmith.errors import GemmsmithError, MeasureError, NoKernelError
+from gemmsmith.bench.tasks import interleaved, linear_of, make_task
+from gemmsmith.errors import MeasureError, NoKernelError
 from gemmsmith.kernelset import default_kernels
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.progress import Progress
@@ -93,16 +94,9 @@ def int8_arm(x: Tensor, blocks: Sequence[Block]) -> Arm:
     if layer_class is None:
         raise NoKernelError("gemmsmith.nn has no Int8FeedForward")
     return [
-        partial(layer_class(*map(_linear, (*block.gate_up.chunk(2), block.down))), x)
+        partial(layer_class(*map(linear_of, (*block.gate_up.chunk(2), block.down))), x)
         for block in blocks
     ]
-
-
-def _linear(weight: Tensor) -> torch.nn.Linear:
-    n, k = weight.shape
-    layer = torch.nn.Linear(k, n, bias=False, device="meta", dtype=weight.dtype)
-    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return layer
 
 
 def exact_block(x: Tensor, block: Block) -> Tensor:
@@ -114,26 +108,6 @@ def exact_block(x: Tensor, block: Block) -> Tensor:
         for rows in torch.split(x, _ROWS)
     ]
     return torch.cat(done)
-
-
-def judge(found: Tensor, right: Tensor, limit: float) -> tuple[str, float]:
-    """Return what is wrong with a result, empty where nothing is, and its error in per cent.
-
-    No element may be off by more than ``limit`` of its row's root mean square.
-    """
-    unwritten = int(torch.isnan(found).sum())
-    if unwritten:
-        return f"{unwritten} of {found.numel()} elements are NaN or were not written", math.nan
-    off = found.double() - right
-    error = 100 * float(off.norm() / right.norm())
-    relative = off.abs() / right.square().mean(1, keepdim=True).sqrt()
-    row, column = divmod(int(relative.argmax()), right.shape[1])
-    if float(relative[row, column]) <= limit:
-        return "", error
-    return (
-        f"row {row}, column {column}: {found[row, column]:.5g} where"
-        f" {right[row, column]:.5g} is right"
-    ), error
 
 
 def race_ffn(
@@ -189,39 +163,11 @@ def _race_block(label: str, shape: tuple[int, int, int], seconds: float, device:
         OURS: (lambda: [partial(our_block, x, b.ready, b.down) for b in blocks], _BF16_LIMIT),
         INT8: (lambda: int8_arm(x, blocks), _INT8_LIMIT),
     }
-    entrants, errors = Entrants(), {}
+    entrants = Entrants()
+    errors: dict[str, float] = {}
     for name, (make, limit) in arms.items():
-        error = _enter(entrants, name, make, right, limit)
-        if error is not None:
-            errors[f"{name} error %"] = error
+        errors |= enter_judged(entrants, name, make, right, limit, ours=name != COMPILED)
     return entrants.race(WHOLE, label, shape, seconds=seconds, figures=errors)
-
-
-def _enter(
-    entrants: Entrants, name: str, make: Callable[[], Arm], right: Tensor, limit: float
-) -> float | None:
-    """Enter an arm of the block where it is right; return its error in per cent."""
-    poison = torch.full_like(right, math.nan, dtype=torch.bfloat16)
-    del poison  # its memory is what the result is allocated in
-    try:
-        arm = make()
-        found = arm[0]()
-    except NoKernelError as error:
-        entrants.missing[name] = str(error)
-        return None
-    except GemmsmithError as error:
-        entrants.wrong[name] = f"{type(error).__name__}: {error}"
-        return None
-    assert isinstance(found, Tensor), "arms of this module return a tensor"
-    record = None if name == COMPILED else gemmsmith.last_kernel()
-    if record is not None and record.reason:
-        entrants.missing[name] = record.reason
-        return None
-    if record is not None:
-        entrants.kernels[name] = record.name
-    why, error_percent = judge(found, right, limit)
-    entrants.enter(name, arm, why)
-    return None if why else error_percent
 
 
 def run_ffn(
@@ -251,5 +197,5 @@ def run_ffn(
         notes=NOTES,
         rivalries=RIVALRIES,
         json_path=json_path,
-        progress=lambda race: progress(race_line(race)),
+        progress=progress,
     )

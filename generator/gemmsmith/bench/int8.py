@@ -13,8 +13,8 @@ from gemmsmith.bench.environment import environment_here
 from gemmsmith.bench.gemm import DEFAULT_M, checked_tokens
 from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
-from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry, run_races
-from gemmsmith.bench.race_text import race_line
+from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry
+from gemmsmith.bench.race_run import run_races
 from gemmsmith.bench.report import OURS, TORCH
 from gemmsmith.bench.rivals import compiled_arm, forget_compiled
 from gemmsmith.bench.tasks import make_task
@@ -111,5 +111,5 @@ def run_int8(
         notes=NOTES,
         rivalries=RIVALRIES,
         json_path=json_path,
-        progress=lambda race: progress(race_line(race)),
+        progress=progress,
     )

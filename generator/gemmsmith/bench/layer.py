@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gemmsmith.bench.environment import environment_here
-from gemmsmith.bench.ffn import judge
 from gemmsmith.bench.gemm import checked_tokens
 from gemmsmith.bench.gpu import require_gpu
 from gemmsmith.bench.graphs import Arm
+from gemmsmith.bench.judged import judge
 from gemmsmith.bench.layer_parts import kernels_of, launches, parts_of
 from gemmsmith.bench.layer_torch import (
     BASE,
@@ -30,11 +30,12 @@ from gemmsmith.bench.layer_torch import (
 )
 from gemmsmith.bench.measure import ROTATED_BYTES, compare
 from gemmsmith.bench.model_shapes import ModelShapes, load_model
-from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry, run_races
-from gemmsmith.bench.race_text import race_line
+from gemmsmith.bench.race import Entrants, Race, RaceReport, Rivalry
+from gemmsmith.bench.race_run import run_races
 from gemmsmith.bench.report import OURS
 from gemmsmith.bench.rivals import forget_compiled
 from gemmsmith.bench.rounds import Policy
+from gemmsmith.bench.tasks import linear_of
 from gemmsmith.kernelset import default_kernels
 from gemmsmith.nn import (
     Attention,
@@ -115,21 +116,14 @@ def our_layer(w: Weights, sizes: Sizes, rotary: Rotary, *, int8: bool) -> Decode
     """Return the layer of ours with these weights, which it promises to leave as they are,
     and so the cache but for the newest token."""
     heads = {"heads": sizes.heads, "kv_heads": sizes.kv_heads}
-    attention = Attention.from_fused(_linear(w.qkv), _linear(w.o), **heads, rotary=rotary)
-    feed_forward = FeedForward.from_fused(_linear(w.gate_up), _linear(w.down), "gate_up")
+    attention = Attention.from_fused(linear_of(w.qkv), linear_of(w.o), **heads, rotary=rotary)
+    feed_forward = FeedForward.from_fused(linear_of(w.gate_up), linear_of(w.down), "gate_up")
     if int8:
         attention = Int8Attention.of(attention)
         feed_forward = Int8FeedForward.of(feed_forward)
     norms = (RMSNorm(w.attention_norm, EPS), RMSNorm(w.feed_forward_norm, EPS))
     layer = DecoderLayer(norms[0], attention, norms[1], feed_forward)
     layer.constant_weight = layer.constant_cache = True
-    return layer
-
-
-def _linear(weight: Tensor) -> torch.nn.Linear:
-    n, k = weight.shape
-    layer = torch.nn.Linear(k, n, bias=False, device="meta", dtype=weight.dtype)
-    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
     return layer
 
 
@@ -288,5 +282,5 @@ def run_layer(
             notes=NOTES,
             rivalries=RIVALRIES,
             json_path=json_path,
-            progress=lambda race: progress(race_line(race)),
+            progress=progress,
         )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gemmsmith
@@ -236,28 +234,3 @@ class Entrants:
             missing=self.missing,
             figures=figures or {},
         )
-
-
-def run_races(
-    races: Iterable[Race],
-    *,
-    environment: Environment,
-    notes: str,
-    rivalries: tuple[Rivalry, ...],
-    json_path: Path | None,
-    progress: Callable[[Race], None],
-) -> RaceReport:
-    """Return the report of ``races``, written to ``json_path`` anew after each of them."""
-    done: list[Race] = []
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-    report = RaceReport(environment=environment, notes=notes, rivalries=rivalries, races=())
-    for race in races:
-        done.append(race)
-        progress(race)
-        report = RaceReport(
-            environment=environment, notes=notes, rivalries=rivalries, races=tuple(done)
-        )
-        if json_path is not None:
-            json_path.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    return report

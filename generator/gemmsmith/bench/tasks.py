@@ -256,6 +256,14 @@ def interleaved(fused: Tensor) -> Tensor:
     return blocks.reshape(fused.shape)
 
 
+def linear_of(weight: Tensor) -> torch.nn.Linear:
+    """Return torch's layer of a weight (n, k), which it does not copy."""
+    n, k = weight.shape
+    layer = torch.nn.Linear(k, n, bias=False, device="meta", dtype=weight.dtype)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
 def sampled(size: int, count: int, device: torch.device) -> Tensor:
     """Return up to ``count`` indices below ``size``: ends, and a random one of each stretch."""
     if size <= count:
