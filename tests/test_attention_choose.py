@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from attention_calls import PROMPT
 from attention_times import MEASURED, Cell
 from gemmsmith.arch import SM_90A
 from gemmsmith.attn.choose import AttentionProblem, misfit, ranked, why_none
@@ -21,25 +22,11 @@ DEFAULTS = tuple(
     if spec.schedule in ("pingpong", "cooperative")
 )
 SMS = 132
-CALL = AttentionProblem(
-    dtype=BF16,
-    batch=1,
-    queries=2048,
-    keys=2048,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    causal=True,
-    window=0,
-    paged=False,
-    packed=False,
-    plain=True,
-)
 
 
 def call_of(cell: Cell) -> AttentionProblem:
     return replace(
-        CALL,
+        PROMPT,
         queries=cell.tokens,
         keys=cell.tokens,
         head_dim=cell.head_dim,
@@ -93,10 +80,10 @@ def test_the_cost_of_a_default_kernel_is_its_time(cell: Cell) -> None:
 
 def test_smaller_heads_take_the_next_larger_kernel_and_odd_ones_none() -> None:
     for size, kernel in ((8, 64), (72, 80), (88, 96), (104, 128), (136, 256)):
-        found = ranked(DEFAULTS, replace(CALL, head_dim=size), SMS)
+        found = ranked(DEFAULTS, replace(PROMPT, head_dim=size), SMS)
         assert {spec.head_dim for spec in found} == {kernel}
-    assert not ranked(DEFAULTS, replace(CALL, head_dim=100), SMS)
-    assert not ranked(DEFAULTS, replace(CALL, head_dim=264), SMS)
+    assert not ranked(DEFAULTS, replace(PROMPT, head_dim=100), SMS)
+    assert not ranked(DEFAULTS, replace(PROMPT, head_dim=264), SMS)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +98,8 @@ def test_smaller_heads_take_the_next_larger_kernel_and_odd_ones_none() -> None:
 )
 def test_why_a_kernel_does_not_take_a_call_is_said(change: dict[str, object], reason: str) -> None:
     spec = named("128x128_s2_pp", 128)
-    assert not misfit(spec, CALL)
-    assert reason in misfit(spec, replace(CALL, **change))  # type: ignore[arg-type]
+    assert not misfit(spec, PROMPT)
+    assert reason in misfit(spec, replace(PROMPT, **change))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -131,14 +118,14 @@ def test_why_a_kernel_does_not_take_a_call_is_said(change: dict[str, object], re
 def test_y05_why_no_kernel_takes_a_call_is_what_the_nearest_says(
     change: dict[str, object], reason: str
 ) -> None:
-    problem = replace(CALL, **change)  # type: ignore[arg-type]
+    problem = replace(PROMPT, **change)  # type: ignore[arg-type]
     assert not ranked(DEFAULTS, problem, SMS)
     assert reason in why_none(DEFAULTS, problem)
 
 
 def test_a_window_costs_its_keys_only() -> None:
     spec = named("128x128_s2_pp", 128)
-    long = replace(CALL, queries=16384, keys=16384)
+    long = replace(PROMPT, queries=16384, keys=16384)
     whole = tile_clocks(spec, long, SMS)
     assert tile_clocks(spec, replace(long, window=16384), SMS) == pytest.approx(whole)
     assert tile_clocks(spec, replace(long, window=1024), SMS) < whole / 5
@@ -146,7 +133,7 @@ def test_a_window_costs_its_keys_only() -> None:
 
 def test_few_queries_behind_a_cache_see_all_its_keys() -> None:
     spec = named("128x128_s2_pp", 128)
-    few = replace(CALL, queries=128, keys=4096)
+    few = replace(PROMPT, queries=128, keys=4096)
     assert tile_clocks(spec, few, SMS) == pytest.approx(
         tile_clocks(spec, replace(few, causal=False), SMS)
     )

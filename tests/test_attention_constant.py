@@ -14,11 +14,12 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import gemmsmith
+from attention_calls import STEP
 from attention_data import check_near, exact, tokens
 from decoder_data import decoder, ids
 from gemmsmith.arch import SM_80, SM_90A
 from gemmsmith.attn.arguments import Attention
-from gemmsmith.attn.choose import AttentionProblem, misfit, ranked
+from gemmsmith.attn.choose import misfit, ranked
 from gemmsmith.attn.config import load_attention
 from gemmsmith.attn.execute import _promised, problem_of
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
@@ -40,21 +41,7 @@ LATE = AttentionSpec(
     warps=AttentionWarps(1, 8),
 )
 EARLY = replace(LATE, constant_cache=True)
-CALL = AttentionProblem(
-    dtype=BF16,
-    batch=1,
-    queries=1,
-    keys=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    causal=True,
-    window=0,
-    paged=False,
-    packed=False,
-    plain=True,
-)
-PROMISED = replace(CALL, constant_cache=True)
+PROMISED = replace(STEP, constant_cache=True)
 FILE = """\
 attention:
   - name: mine
@@ -92,12 +79,12 @@ def test_decode_kernels_ship_with_a_twin_that_reads_early() -> None:
 
 def test_kernels_that_read_early_are_for_calls_that_promise_it() -> None:
     words = "pass constant_cache=True where it writes the newest alone"
-    assert words in misfit(EARLY, CALL)
+    assert words in misfit(EARLY, STEP)
     assert (misfit(EARLY, PROMISED), misfit(LATE, PROMISED)) == ("", "")
-    assert "packed" in misfit(EARLY, replace(CALL, packed=True, plain=False))
+    assert "packed" in misfit(EARLY, replace(STEP, packed=True, plain=False))
     shipped = load_attention(configs_dir() / "kernels", arch=["sm_90a"])
     for size, keys, batch in ((64, 700, 1), (96, 5000, 4), (128, 1024, 16), (256, 16384, 1)):
-        call = replace(CALL, head_dim=size, keys=keys, batch=batch)
+        call = replace(STEP, head_dim=size, keys=keys, batch=batch)
         late, early = (
             ranked(shipped, replace(call, constant_cache=promised), 132)[0]
             for promised in (False, True)

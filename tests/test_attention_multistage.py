@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import gemmsmith.render
+from attention_calls import PROMPT
 from gemmsmith import resources
 from gemmsmith.arch import SM_70, SM_75, SM_80, SM_86, SM_89, SM_90A, Architecture, portable
-from gemmsmith.attn.choose import AttentionProblem, misfit, ranked, why_none
+from gemmsmith.attn.choose import misfit, ranked, why_none
 from gemmsmith.attn.config import load_attention
 from gemmsmith.attn.cost_multistage import multistage_clocks
 from gemmsmith.attn.explain import explain_attention
@@ -36,20 +37,6 @@ AMPERE = AttentionSpec(
 )
 TURING = replace(AMPERE, arch=SM_75, dtype=FP16, tile=AttentionTile(32, 128), stages=2)
 VOLTA = replace(TURING, arch=SM_70)
-LLAMA = AttentionProblem(
-    dtype=BF16,
-    batch=1,
-    queries=2048,
-    keys=2048,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    causal=True,
-    window=0,
-    paged=False,
-    packed=False,
-    plain=True,
-)
 
 
 def test_what_a_kernel_is_called_and_takes() -> None:
@@ -156,17 +143,17 @@ def test_kernels_of_many_queries_ship_for_every_head_and_gpu(arch: str) -> None:
 def test_prompts_run_in_tiles_of_queries_and_decoding_in_parts_of_keys(
     arch: Architecture, sms: int, change: dict[str, Any], head_dim: int, schedule: str
 ) -> None:
-    best = ranked(shipped(arch), replace(LLAMA, **change), sms)[0]
+    best = ranked(shipped(arch), replace(PROMPT, **change), sms)[0]
     assert (best.schedule, best.head_dim) == (schedule, head_dim)
 
 
 def test_older_gpus_have_tiles_of_queries_alone() -> None:
     for arch in (SM_70, SM_75):
         for change in ({}, {"queries": 1}, {"packed": True, "plain": False}):
-            best = ranked(shipped(arch), replace(LLAMA, dtype=FP16, **change), 40)[0]
+            best = ranked(shipped(arch), replace(PROMPT, dtype=FP16, **change), 40)[0]
             assert best.name == f"attention_fp16_d128_32x128_s2_ms_{arch.suffix}"
-        assert not ranked(shipped(arch), LLAMA, 40)
-        assert "the call has bf16" in why_none(shipped(arch), LLAMA)
+        assert not ranked(shipped(arch), PROMPT, 40)
+        assert "the call has bf16" in why_none(shipped(arch), PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -183,17 +170,17 @@ def test_older_gpus_have_tiles_of_queries_alone() -> None:
     ids=str,
 )
 def test_what_a_kernel_does_not_take_is_said(change: dict[str, Any], words: str) -> None:
-    assert misfit(AMPERE, LLAMA) == ""
-    assert words in misfit(AMPERE, replace(LLAMA, **change))
+    assert misfit(AMPERE, PROMPT) == ""
+    assert words in misfit(AMPERE, replace(PROMPT, **change))
     if "window" in change or "capped" in change:
-        volta = replace(LLAMA, dtype=FP16, **change)
+        volta = replace(PROMPT, dtype=FP16, **change)
         assert words in why_none(shipped(SM_70), volta)
 
 
 def test_the_cost_counts_the_keys_that_are_seen_and_the_longest_tile() -> None:
-    full = multistage_clocks(AMPERE, replace(LLAMA, causal=False), 108)
-    assert multistage_clocks(AMPERE, LLAMA, 108) == pytest.approx(full / 2, rel=0.1)
-    one = replace(LLAMA, heads=1, kv_heads=1, queries=64, causal=False)
+    full = multistage_clocks(AMPERE, replace(PROMPT, causal=False), 108)
+    assert multistage_clocks(AMPERE, PROMPT, 108) == pytest.approx(full / 2, rel=0.1)
+    one = replace(PROMPT, heads=1, kv_heads=1, queries=64, causal=False)
     assert multistage_clocks(AMPERE, one, 108) == multistage_clocks(AMPERE, one, 1000)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from attention_calls import STEP
 from gemmsmith.arch import SM_75, SM_80, SM_86, SM_90A, Architecture
-from gemmsmith.attn.choose import AttentionProblem, misfit, ranked
+from gemmsmith.attn.choose import misfit, ranked
 from gemmsmith.attn.config import inspect_attention, load_attention
 from gemmsmith.attn.rules import launch_registers, shared_bytes, threads
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
@@ -36,20 +37,6 @@ PREFILL = AttentionSpec(
     tile=AttentionTile(128, 128),
     schedule="pingpong",
     stages=2,
-)
-LLAMA = AttentionProblem(
-    dtype=BF16,
-    batch=1,
-    queries=1,
-    keys=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    causal=True,
-    window=0,
-    paged=False,
-    packed=False,
-    plain=True,
 )
 
 
@@ -177,15 +164,15 @@ def shipped(arch: Architecture = SM_90A) -> tuple[AttentionSpec, ...]:
 def test_few_queries_share_their_keys_among_blocks_and_many_do_not(
     change: dict[str, Any], tile: tuple[int, int] | None, schedule: str
 ) -> None:
-    best = ranked(shipped(), replace(LLAMA, **change), 132)[0]
+    best = ranked(shipped(), replace(STEP, **change), 132)[0]
     assert best.schedule == schedule
     assert tile is None or best.tile == tile
 
 
 def test_torch_keeps_many_queries_where_tiles_of_queries_have_no_kernel() -> None:
     specs = tuple(spec for spec in shipped(SM_80) if spec.schedule == "split_kv")
-    many = replace(LLAMA, queries=65)
-    assert ranked(specs, replace(LLAMA, queries=64), 108)
+    many = replace(STEP, queries=65)
+    assert ranked(specs, replace(STEP, queries=64), 108)
     assert not ranked(specs, many, 108)
     assert misfit(replace(DECODE, arch=SM_80), many) == (
         "attention_bf16_d128_8x128_w1x8_s1_split_sm80 is for few queries: torch is faster with more"
@@ -195,10 +182,10 @@ def test_torch_keeps_many_queries_where_tiles_of_queries_have_no_kernel() -> Non
 
 
 def test_what_no_kernel_takes_is_said() -> None:
-    packed = replace(LLAMA, packed=True, plain=False)
+    packed = replace(STEP, packed=True, plain=False)
     assert "does not take packed sequences" in misfit(DECODE, packed)
-    assert "does not read a block table" in misfit(PREFILL, replace(LLAMA, paged=True))
-    assert misfit(DECODE, replace(LLAMA, paged=True, plain=False)) == ""
-    assert "there are no keys" in misfit(DECODE, replace(LLAMA, keys=0))
-    assert "takes heads up to 128" in misfit(DECODE, replace(LLAMA, head_dim=256))
-    assert "takes bf16, the call has fp16" in misfit(DECODE, replace(LLAMA, dtype=FP16))
+    assert "does not read a block table" in misfit(PREFILL, replace(STEP, paged=True))
+    assert misfit(DECODE, replace(STEP, paged=True, plain=False)) == ""
+    assert "there are no keys" in misfit(DECODE, replace(STEP, keys=0))
+    assert "takes heads up to 128" in misfit(DECODE, replace(STEP, head_dim=256))
+    assert "takes bf16, the call has fp16" in misfit(DECODE, replace(STEP, dtype=FP16))
