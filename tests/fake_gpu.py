@@ -24,8 +24,8 @@ from gemmsmith.launcher.with_pybind11 import pybind11_launcher
 from gemmsmith.render import include_dirs
 from gemmsmith.selection import DeviceFacts, Plan
 from gemmsmith.spec import KernelSpec, Tile
+from gpus import SOME_HOPPER
 
-H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)
 SPEC = KernelSpec(arch=SM_90A, tile=Tile(128, 128, 64), schedule="pingpong", residual=True)
 STREAM = 77
 NOTES = r"""
@@ -167,7 +167,7 @@ def fake_gpu(kernel: Kernel, patch: pytest.MonkeyPatch) -> FakeGpu:
     patch.setattr(launch, "raw_stream", lambda index: STREAM)
     patch.setattr(launch, "current_device", lambda: -1)  # the index of CPU tensors
     patch.setattr(execute, "current_device", lambda: -1)
-    patch.setattr(execute, "_device", lambda index: H200)
+    patch.setattr(execute, "_device", lambda index: SOME_HOPPER)
     patch.setattr(execute, "_selection", lambda kernels, device: gpu)
     patch.setattr(gemm_op, "_on_gpu", lambda tensor: True)
     patch.setattr(direct, "_allocate", _empty_on_cpu)

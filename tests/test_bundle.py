@@ -26,10 +26,9 @@ from gemmsmith.kernelset import load
 from gemmsmith.launcher import launcher
 from gemmsmith.launcher.abi import abi_version
 from gemmsmith.problem import GemmProblem
-from gemmsmith.selection import DeviceFacts, Plan
+from gemmsmith.selection import Plan
+from gpus import SOME_AMPERE, SOME_HOPPER
 
-H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)
-A100 = DeviceFacts(name="an Ampere GPU", capability=(8, 0), sm_count=108)
 CALL = GemmProblem(m=128, n=128, k=64, a=BF16, b=BF16, d=BF16)
 
 
@@ -59,10 +58,10 @@ def test_a_bundle_needs_no_compiler_and_no_yaml(bundle: Path) -> None:
     assert [kernel.cached for kernel in report.built] == [True, True]
     assert report.built[0].card.registers == 77
     for spec in kernels.specs:
-        plan = kernels[spec.name].plan(CALL, A100)
+        plan = kernels[spec.name].plan(CALL, SOME_AMPERE)
         assert isinstance(plan, Plan)
         assert (plan.kernel.name, plan.kernel.threads, plan.kernel.stages) == (spec.name, 128, 3)
-    assert isinstance(kernels.plan(CALL, A100), Plan)
+    assert isinstance(kernels.plan(CALL, SOME_AMPERE), Plan)
 
 
 def test_the_manifest_tells_what_each_file_and_kernel_is(bundle: Path) -> None:
@@ -100,8 +99,8 @@ def test_l03_a_gpu_that_the_bundle_has_no_kernels_for(
     kernels = load(bundle, arch="sm_80")
     for which in (kernels, kernels[ampere(64).name]):
         with pytest.raises(LaunchError, match=r"built for sm_80, a Hopper GPU has compute .* 9\.0"):
-            which.plan(CALL, H200)
-        assert isinstance(which.plan(CALL, A100), Plan)
+            which.plan(CALL, SOME_HOPPER)
+        assert isinstance(which.plan(CALL, SOME_AMPERE), Plan)
 
 
 def test_a_kind_that_was_left_out_says_why(bundle: Path) -> None:
@@ -146,14 +145,14 @@ def test_a_library_with_another_checksum_is_never_loaded(
     kernels = load(bundle, arch="sm_80")
     words = r"libraries/\w+\.so does not match its checksum, so it is not loaded: copy or export"
     for use in (
-        lambda: kernels.plan(CALL, A100),
-        lambda: kernels[ampere(64).name].plan(CALL, A100),
+        lambda: kernels.plan(CALL, SOME_AMPERE),
+        lambda: kernels[ampere(64).name].plan(CALL, SOME_AMPERE),
         kernels.build,
     ):
         with pytest.raises(BundleError, match=words):
             use()
     assert not mark.exists()
-    assert isinstance(load(bundle, arch="sm_90a").plan(CALL, H200), Plan)
+    assert isinstance(load(bundle, arch="sm_90a").plan(CALL, SOME_HOPPER), Plan)
     ctypes.CDLL(str(victims[0]))
     assert mark.exists()  # the trap works
 
@@ -186,9 +185,9 @@ def test_files_that_are_cut_or_missing(
     spoil(bundle)
     kernels = load(bundle, arch="sm_80")  # a manifest can still be read
     with pytest.raises(BundleError, match=words):
-        kernels.plan(CALL, A100)
+        kernels.plan(CALL, SOME_AMPERE)
     with pytest.raises(BundleError, match=words):
-        kernels[ampere(64).name].plan(CALL, A100)
+        kernels[ampere(64).name].plan(CALL, SOME_AMPERE)
 
 
 def _set(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -280,7 +279,7 @@ def test_no_wrong_value_anywhere_in_a_manifest_gets_past_the_errors(bundle: Path
             try:
                 kernels = load(bundle, arch="sm_80")
                 kernels.build()
-                kernels.plan(CALL, A100)
+                kernels.plan(CALL, SOME_AMPERE)
                 outcomes[True] += 1
             except GemmsmithError:  # anything else fails the test
                 outcomes[False] += 1

@@ -23,27 +23,19 @@ from gemmsmith.gemm_op import problem
 from gemmsmith.invariant import HANDLE as INVARIANT
 from gemmsmith.kernelset import KernelSet, default_kernels
 from gemmsmith.problem import GemmProblem, packed_problem
-from gemmsmith.selection import DeviceFacts, Plan, Selection, selection
+from gemmsmith.selection import Plan, Selection, selection
 from gemmsmith.spec import KernelSpec
+from gpus import ANCIENT, H200, count_as_loaded
 from real_kernels import LEAN_CONSTANT as EARLY
 
-H200 = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
-T0 = DeviceFacts(name="a GPU of 1999", capability=(1, 0), sm_count=1)
 LATE = replace(EARLY, constant_b=False)
 CALL = packed_problem(16, 4096, 4096, BF16)
 PROMISED = replace(CALL, constant_b=True)
 
 
-class _Shelf:
-    """Kernels that count as loaded."""
-
-    def kernels(self) -> dict[KernelSpec, str]:
-        return {spec: f"loaded {spec.name}" for spec in (EARLY, LATE)}
-
-
 def set_of(monkeypatch: pytest.MonkeyPatch, *specs: KernelSpec, default: bool = False) -> KernelSet:
     kernels = KernelSet(specs, arch=EARLY.arch, source="x.yaml", torch_may_run=default)
-    monkeypatch.setattr(kernels, "_shelves", dict.fromkeys(kernels._shelves, _Shelf()))
+    count_as_loaded(monkeypatch, kernels, EARLY, LATE)
     return kernels
 
 
@@ -96,7 +88,7 @@ def test_default_kernels_run_it_for_who_promises(monkeypatch: pytest.MonkeyPatch
     assert chosen(promising, CALL) == LATE  # as where b had to be copied
     odd = replace(PROMISED, k=4100, b_align=8)
     assert "K=4100 is not a multiple of 8" in str(promising.plan(odd, H200))
-    assert "compute capability 1.0" in str(promising.plan(PROMISED, T0))
+    assert "compute capability 1.0" in str(promising.plan(PROMISED, ANCIENT))
 
 
 def test_naming_own_kernels_is_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:

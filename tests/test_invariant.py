@@ -20,10 +20,8 @@ from gemmsmith.nn import Linear
 from gemmsmith.problem import GemmProblem, packed_problem
 from gemmsmith.selection import DeviceFacts, Plan, selection
 from gemmsmith.spec import KernelSpec
+from gpus import A100, ANCIENT, H200
 
-H200 = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
-A100 = DeviceFacts(name="NVIDIA A100", capability=(8, 0), sm_count=108)
-T0 = DeviceFacts(name="a GPU of 1999", capability=(1, 0), sm_count=1)
 M = (1, 2, 3, 7, 16, 64, 65, 127, 128, 513, 1024, 4097, 8192, 20_000)
 
 
@@ -59,7 +57,7 @@ def test_each_gpu_has_its_own() -> None:
     call = packed_problem(8, 512, 256, BF16)
     assert planned(call, A100).arch is SM_80
     with pytest.raises(NoKernelError, match=r"compute capability 1\.0"):
-        selection(HANDLE).plan(call, T0)
+        selection(HANDLE).plan(call, ANCIENT)
 
 
 @pytest.mark.usefixtures("loaded")

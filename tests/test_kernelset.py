@@ -29,6 +29,7 @@ from gemmsmith.launcher import launcher
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import DeviceFacts, Plan, selection
 from gemmsmith.spec import KernelSpec
+from gpus import A100, H200, T4
 from real_kernels import AMPERE, HOPPER
 
 MIXED = """
@@ -48,9 +49,6 @@ families:
     warp: [32, 32, 32]
     stages: 3
 """
-H200 = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
-A100 = DeviceFacts(name="NVIDIA A100", capability=(8, 0), sm_count=108)
-T4 = DeviceFacts(name="Tesla T4", capability=(7, 5), sm_count=40)
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from gemmsmith.launcher import launcher
 from gemmsmith.lookup import build_command, find_built, find_cached
 from gemmsmith.problem import GemmProblem
 from gemmsmith.resources import configs_dir
-from gemmsmith.selection import DeviceFacts, Plan
+from gemmsmith.selection import Plan
 from gemmsmith.toolchain import Toolchain
+from gpus import SOME_AMPERE
 
-A100 = DeviceFacts(name="an Ampere GPU", capability=(8, 0), sm_count=108)
 CALL = GemmProblem(m=128, n=128, k=64, a=BF16, b=BF16, d=BF16)
 
 
@@ -76,7 +76,7 @@ def test_a_bundle_serves_specs_of_a_file(bundle: Path) -> None:
         (True, "13.0.88"),
     ]
     kernels = KernelSet([ampere(64), ampere(256)], arch=SM_80, source="my.yaml")
-    plan = kernels.plan(CALL, A100)
+    plan = kernels.plan(CALL, SOME_AMPERE)
     assert isinstance(plan, Plan)
     assert plan.spec == ampere(64)
     assert plan.kernel.name == ampere(64).name
@@ -106,7 +106,7 @@ def test_the_default_kernels_come_from_a_bundle_too(
     )
     kernelset.default_kernels.cache_clear()
     try:
-        plan = kernelset.default_kernels("sm_80").plan(CALL, A100)
+        plan = kernelset.default_kernels("sm_80").plan(CALL, SOME_AMPERE)
     finally:
         kernelset.default_kernels.cache_clear()
     assert isinstance(plan, Plan)
@@ -129,17 +129,17 @@ def test_equal_names_with_another_source_or_interface_say_what_differs(
     kernels = KernelSet([ampere(64)], arch=SM_80, source="my.yaml")
     how = rf"is not built: call \.build\(\) first, or run gemmsmith build my\.yaml .* \({words}\)"
     with pytest.raises(NoKernelError, match=rf"{ampere(64).name} {how}"):
-        kernels[ampere(64).name].plan(CALL, A100)
+        kernels[ampere(64).name].plan(CALL, SOME_AMPERE)
     with pytest.raises(NoKernelError, match=how.replace("is not built", "is built")):
-        kernels.plan(CALL, A100)
+        kernels.plan(CALL, SOME_AMPERE)
     monkeypatch.setenv("GEMMSMITH_NEVER_COMPILE", "1")
     with pytest.raises(CompileError, match=rf"{words}, and GEMMSMITH_NEVER_COMPILE is set: unset"):
         kernels.build()
     how = r"gemmsmith build my\.yaml --arch sm_80 builds it where GEMMSMITH_NEVER_COMPILE is not"
     with pytest.raises(NoKernelError, match=rf"{ampere(64).name} is not built: {how}"):
-        kernels[ampere(64).name].plan(CALL, A100)
+        kernels[ampere(64).name].plan(CALL, SOME_AMPERE)
     with pytest.raises(NoKernelError, match=how):
-        kernels.plan(CALL, A100)
+        kernels.plan(CALL, SOME_AMPERE)
 
 
 def test_a_damaged_library_is_passed_over_with_a_warning(

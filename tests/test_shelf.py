@@ -16,13 +16,12 @@ from gemmsmith.dtypes import BF16
 from gemmsmith.errors import CompileError, LoadError, NoKernelError, ToolchainError
 from gemmsmith.kernelset import KernelSet
 from gemmsmith.problem import GemmProblem
-from gemmsmith.selection import DeviceFacts
 from gemmsmith.spec import KernelSpec, Tile
+from gpus import SOME_HOPPER
 
 SPECS = tuple(
     KernelSpec(arch=SM_90A, tile=Tile(m, 128, 64), schedule="cooperative") for m in (128, 256)
 )
-H200 = DeviceFacts(name="a Hopper GPU", capability=(9, 0), sm_count=132)
 CALL = GemmProblem(m=512, n=512, k=512, a=BF16, b=BF16, d=BF16)
 
 
@@ -70,7 +69,7 @@ def test_defaults_go_on_with_what_is_built_and_try_once(
     kernels = default_set(world)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            plan = kernels.plan(CALL, H200)
+            plan = kernels.plan(CALL, SOME_HOPPER)
             assert not isinstance(plan, str)
             assert plan.spec == SPECS[0]
     assert world.builds == 1
@@ -80,7 +79,7 @@ def test_defaults_go_on_with_what_is_built_and_try_once(
 
 def test_without_any_default_kernel_torch_takes_the_call(world: World) -> None:
     world.outcome = [ToolchainError("there is no nvcc")]
-    assert default_set(world).plan(CALL, H200) == "no default kernel for sm_90a is built"
+    assert default_set(world).plan(CALL, SOME_HOPPER) == "no default kernel for sm_90a is built"
 
 
 def test_a_first_call_builds_the_kernels_of_its_kind_alone(world: World) -> None:
@@ -105,19 +104,19 @@ def test_a_first_call_builds_the_kernels_of_its_kind_alone(world: World) -> None
         torch_may_run=True,
         supply=noting,
     )
-    kernels.plan(CALL, H200)
+    kernels.plan(CALL, SOME_HOPPER)
     assert asked[0] == set(SPECS)
-    kernels.plan(replace(CALL, gate="silu"), H200)
+    kernels.plan(replace(CALL, gate="silu"), SOME_HOPPER)
     assert asked[-1] == {gated}
     odd = replace(CALL, n=513, d_align=2)
-    assert "N=513 is not a multiple of 8" in str(kernels.plan(odd, H200))
+    assert "N=513 is not a multiple of 8" in str(kernels.plan(odd, SOME_HOPPER))
 
 
 def test_a_kernel_of_any_activation_takes_a_call_without_one(world: World) -> None:
     able = replace(SPECS[0], activation="any")
     world.built = {able}
     kernels = KernelSet([able], arch=SM_90A, source="my.yaml", supply=world)
-    plan = kernels.plan(CALL, H200)
+    plan = kernels.plan(CALL, SOME_HOPPER)
     assert not isinstance(plan, str)
     assert plan.spec == able
 
@@ -125,7 +124,7 @@ def test_a_kernel_of_any_activation_takes_a_call_without_one(world: World) -> No
 def test_a_set_of_the_user_is_never_built_unasked(world: World) -> None:
     kernels = KernelSet(SPECS, arch=SM_90A, source="my.yaml", supply=world)
     with pytest.raises(NoKernelError, match=r"no kernel of my\.yaml is built: make 2 of them"):
-        kernels.plan(CALL, H200)
+        kernels.plan(CALL, SOME_HOPPER)
     assert world.builds == 0
 
 
@@ -145,7 +144,7 @@ def test_never_compile_says_once_what_builds_the_defaults(
     monkeypatch.setenv("GEMMSMITH_NEVER_COMPILE", "1")
     kernels = default_set(world)
     for _ in range(2):
-        reason = kernels.plan(CALL, H200)
+        reason = kernels.plan(CALL, SOME_HOPPER)
         assert reason == "no default kernel for sm_90a is built: make 2 of them"
     assert caplog.messages == ["2 default kernels for sm_90a missing: make 2 of them"]
     assert world.builds == 0
@@ -157,4 +156,4 @@ def test_a_library_without_its_kernel_is_a_load_error(
     world.built = {SPECS[0]}
     monkeypatch.setattr(shelf, "load_library", lambda path: {})
     with pytest.raises(LoadError, match=f"holds no kernel called {SPECS[0].name}"):
-        KernelSet(SPECS, arch=SM_90A, source="my.yaml", supply=world).plan(CALL, H200)
+        KernelSet(SPECS, arch=SM_90A, source="my.yaml", supply=world).plan(CALL, SOME_HOPPER)

@@ -17,7 +17,8 @@ from gemmsmith.spec import KernelSpec
 from gemmsmith.tables import Tables, forget_tables, own_tables, tables_for
 from gemmsmith.tuned import FAIR, TORCH, epilogue_of, torch_can
 from gemmsmith.tuned_file import add_entry
-from tuned_data import CALL, FAST, H200, SLOW, entry, table, timing
+from gpus import H200
+from tuned_data import CALL, FAST, SLOW, entry, table, timing
 
 pytestmark = pytest.mark.usefixtures("no_tables")
 

@@ -16,13 +16,13 @@ from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import MeasureError
 from gemmsmith.resources import configs_dir
-from gemmsmith.selection import DeviceFacts
 from gemmsmith.tables import forget_tables, own_tables, tables_for
 from gemmsmith.tune import start
 from gemmsmith.tune.start import Request
 from gemmsmith.tune.work import Job, Weight
 from gemmsmith.tuned import TORCH, identified
 from gemmsmith.tuned_file import read_table
+from gpus import H200
 from tune_data import JOB, FakeBenches
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -47,8 +47,7 @@ def test_tuning_needs_a_gpu() -> None:
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBenches:
     """An H200 on which every kernel is built and wider tiles are faster."""
     benches = FakeBenches(lambda job, each: 1000.0 / each.spec.tile.n, noise=0.0)
-    facts = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
-    monkeypatch.setattr(start, "device_here", lambda: facts)
+    monkeypatch.setattr(start, "device_here", lambda: H200)
     monkeypatch.setattr(start, "GpuBenches", lambda: benches)
     monkeypatch.setattr(start, "find_built", lambda specs: dict.fromkeys(specs, Path("x.so")))
     monkeypatch.setattr(start, "find_cached", lambda specs: {})

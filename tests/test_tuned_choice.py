@@ -14,19 +14,10 @@ from gemmsmith.selection import Plan
 from gemmsmith.spec import Alignment, KernelSpec
 from gemmsmith.tables import forget_tables, own_tables
 from gemmsmith.tuned import TORCH, left_to_torch
-from tuned_data import CALL, FAST, H200, SLOW, entry, table, timing
+from gpus import H200, count_as_loaded
+from tuned_data import CALL, FAST, SLOW, entry, table, timing
 
 pytestmark = pytest.mark.usefixtures("no_tables")
-
-
-class _Shelf:
-    """Kernels that count as loaded."""
-
-    def __init__(self, *specs: KernelSpec) -> None:
-        self._specs = specs
-
-    def kernels(self) -> dict[KernelSpec, str]:
-        return {spec: f"loaded {spec.name}" for spec in self._specs}
 
 
 def planned(
@@ -37,7 +28,7 @@ def planned(
 ) -> tuple[str, Tuning] | str:
     forget_tables()
     kernels = KernelSet([FAST, SLOW], arch=FAST.arch, source="x.yaml", torch_may_run=torch)
-    monkeypatch.setattr(kernels, "_shelves", dict.fromkeys(kernels._shelves, _Shelf(*built)))
+    count_as_loaded(monkeypatch, kernels, *built)
     found = kernels.plan(call, H200)
     return (found.spec.name, found.tuning) if isinstance(found, Plan) else found
 

@@ -9,7 +9,6 @@ from typing import Any
 from fakes import hopper
 from gemmsmith.dtypes import BF16
 from gemmsmith.problem import GemmProblem
-from gemmsmith.selection import DeviceFacts
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tuned import TORCH, Entry, Made, Table, Timing, identified
 from gemmsmith.tuned_file import write_table
@@ -25,7 +24,6 @@ MADE = Made(
     torch="2.11.0+cu130",
     gemmsmith="0.1.0",
 )
-H200 = DeviceFacts(name="NVIDIA H200", capability=(9, 0), sm_count=132)
 FAST, SLOW = hopper(128), hopper(256)
 CALL = GemmProblem(m=64, n=4096, k=4096, a=BF16, b=BF16, d=BF16)
 
