@@ -85,3 +85,32 @@ def converted(model: Any, **named: Any) -> tuple[Any, Conversion]:
     """Return a converted copy, and the report."""
     ours = copy.deepcopy(model)
     return ours, convert(ours, **named)
+
+
+def check_texts(
+    model: Any, ours: Any, ids: Tensor, mask: Tensor, *, new: int, cache: str | None
+) -> None:
+    """Both must write the same ``new`` tokens, but where the first, by its noise, is undecided."""
+    exact = first_output(in_f32(model), ids, attention_mask=mask)
+    off = first_output(model, ids, attention_mask=mask) - exact
+    noise = off[mask.bool().cpu()].abs().max()
+    before, after = (
+        each.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=new,
+            cache_implementation=cache,
+            disable_compile=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for each in (model, ours)
+    )
+    rows, given = ids.shape
+    assert before.sequences.shape == (rows, given + new)
+    for row, (one, other) in enumerate(zip(before.sequences, after.sequences, strict=True)):
+        parted = (one != other).nonzero()
+        if len(parted):
+            logits = before.logits[int(parted[0]) - given][row]
+            assert logits[one[parted[0]]] - logits[other[parted[0]]] <= noise

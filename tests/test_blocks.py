@@ -15,6 +15,7 @@ from block_models import (
     DECODERS,
     KINDS,
     WINDOW,
+    check_texts,
     converted,
     first_output,
     in_f32,
@@ -67,27 +68,7 @@ def test_generate_writes_the_same_text_with_a_cache(
     ours, _ = converted(model)
     ids = tokens()
     mask = padding(kind, ids) if padded else torch.ones_like(ids)
-    before, after = (
-        each.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=6,
-            cache_implementation=cache,
-            disable_compile=True,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        for each in (model, ours)
-    )
-    assert before.sequences.shape == (2, 26)
-    exact = first_output(in_f32(model), ids, attention_mask=mask)
-    noise = (first_output(model, ids, attention_mask=mask) - exact)[mask.bool()].abs().max()
-    for row, (one, other) in enumerate(zip(before.sequences, after.sequences, strict=True)):
-        parted = (one != other).nonzero()
-        if len(parted):  # then the model was undecided
-            logits = before.logits[int(parted[0]) - 20][row]
-            assert logits[one[parted[0]]] - logits[other[parted[0]]] <= noise
+    check_texts(model, ours, ids, mask, new=6, cache=cache)
 
 
 @each_decoder

@@ -13,6 +13,7 @@ import torch
 from block_models import (
     DECODERS,
     KINDS,
+    check_texts,
     converted,
     first_output,
     in_f32,
@@ -71,26 +72,7 @@ def test_texts_with_a_cache_part_only_where_the_model_is_undecided(
 ) -> None:
     model, ids = wide(kind), tokens(2, 40).cuda()
     ours, _ = converted(model)
-    exact = first_output(in_f32(model), ids)
-    noise = (first_output(model, ids) - exact).abs().max()
-    before, after = (
-        each.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=24,
-            cache_implementation=cache,
-            disable_compile=True,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        for each in (model, ours)
-    )
-    for row, (one, other) in enumerate(zip(before.sequences, after.sequences, strict=True)):
-        parted = (one != other).nonzero()
-        if len(parted):
-            logits = before.logits[int(parted[0]) - 40][row]
-            assert logits[one[parted[0]]] - logits[other[parted[0]]] <= noise
+    check_texts(model, ours, ids, torch.ones_like(ids), new=24, cache=cache)
 
 
 @pytest.mark.parametrize(
