@@ -75,6 +75,19 @@ def test_the_fastest_right_kernel_wins_and_all_timings_are_kept() -> None:
     assert found.wrong == ()
 
 
+def test_an_earlier_timing_is_told_beside_what_torch_takes_now() -> None:
+    earlier = measured(FakeBenches(by_name({A: 19.0, C: 19.5})), A, C)
+    slow = [each.model_copy(update={"ratio": 2.0}) for each in earlier.timings]  # torch was slow
+    earlier = earlier.model_copy(update={"timings": tuple(slow)})
+    found = measured(FakeBenches(by_name({A: 18.0, B: 16.0})), A, B, earlier=earlier)
+    assert [each.name for each in found.timings] == [B.name, A.name, C.name]
+    assert found.winner == identified(B)
+    kept = found.timings[2]
+    assert kept.us == slow[1].us
+    assert kept.ratio == pytest.approx(TORCH_US / 19.5, rel=0.01)
+    assert kept.low is kept.high is None
+
+
 def test_a_wrong_kernel_is_never_timed_and_cannot_win() -> None:
     benches = FakeBenches(
         by_name({A: 18.0, B: 5.0}), fault=lambda each: "NaN" if each.spec == B else ""

@@ -48,8 +48,9 @@ def contest(
 ) -> Entry:
     """Return the entry of a job: only kernels whose result is right are timed and can win.
 
-    ``earlier`` timings of kernels that are not among ``choices`` are kept. torch wins where the
-    best kernel is slower than it by more than :data:`FAIR` allows.
+    ``earlier`` timings of kernels that are not among ``choices`` are kept, their ratios told anew
+    beside what torch takes now. torch wins where the best kernel is slower than it by more than
+    :data:`FAIR` allows.
     """
     wrong: dict[str, str] = {}
     usual = [Candidate(spec=each.spec, tuning=each.tuning) for each in choices]
@@ -66,8 +67,8 @@ def contest(
         if identified(candidate.spec) not in wrong
     }
     names = {choice.spec.name for choice in choices}  # an edited kernel replaces what it was
-    kept = [each for each in (earlier.timings if earlier else ()) if each.name not in names]
-    timings = {each.kernel: each for each in kept}
+    before = earlier.timings if earlier else ()
+    timings = {each.kernel: _beside(each, first.torch) for each in before if each.name not in names}
     for candidate in sorted(ratios, key=lambda each: ratios[each].median):  # the best stays
         timings[identified(candidate.spec)] = _timing(candidate, ratios[candidate], first.torch)
     ordered = tuple(sorted(timings.values(), key=lambda each: -each.ratio))
@@ -144,6 +145,13 @@ def _dealt(turned: Sequence[Candidate], leaders: Sequence[Candidate], room: int)
     longest = max(map(len, queues), default=0)
     dealt = [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
     return dealt[:room]
+
+
+def _beside(timing: Timing, torch_us: float) -> Timing:
+    """Return an earlier timing as what it is beside ``torch_us``, which has no interval."""
+    return timing.model_copy(
+        update={"ratio": round(torch_us / timing.us, 4), "low": None, "high": None}
+    )
 
 
 def _timing(candidate: Candidate, ratio: Ratio, torch_us: float) -> Timing:
