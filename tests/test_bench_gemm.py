@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 
 import gemmsmith
+from fakes import hopper
 from gemmsmith.bench import gemm as bench
 from gemmsmith.bench import peers
 from gemmsmith.bench.model_shapes import load_model
-from gemmsmith.dtypes import BF16, FP16
+from gemmsmith.dtypes import BF16, FP16, INT8, INT32
 from gemmsmith.errors import LaunchError, MeasureError, NoDeviceError, NoKernelError
+from gemmsmith.spec import Alignment
 from product_data import M, N, inputs_fixture  # noqa: F401  fixture
 
 
@@ -51,6 +54,19 @@ def test_asked_dtype_and_m_are_all_there_is() -> None:
 def test_what_cannot_be_measured_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(MeasureError, match=message):
         bench.run_bench("smollm2-135m", **options)  # type: ignore[arg-type]
+
+
+def test_a_files_kernels_are_measured_in_what_they_take() -> None:
+    half, brain = (replace(hopper(128), a=d, b=d, d=d) for d in (FP16, BF16))
+    byte = replace(brain, a=INT8, b=INT8, acc=INT32, alignment=Alignment(16, 16, 8))
+    assert bench.dtype_of([half, brain], None, "x.yaml") is None
+    assert bench.dtype_of([half, brain], FP16, "x.yaml") == FP16
+    assert bench.dtype_of([half, byte], None, "x.yaml") == FP16
+    assert bench.dtype_of([brain], None, "x.yaml") == BF16
+    with pytest.raises(MeasureError, match=r"^x.yaml has no GEMM that takes fp16$"):
+        bench.dtype_of([brain], FP16, "x.yaml")
+    with pytest.raises(MeasureError, match=r"no GEMM that takes bf16 or fp16: give --dtype int8"):
+        bench.dtype_of([byte], None, "x.yaml")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")

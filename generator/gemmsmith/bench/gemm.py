@@ -29,6 +29,7 @@ from gemmsmith.errors import GemmsmithError, MeasureError, NoKernelError
 from gemmsmith.kernelset import default_kernels
 from gemmsmith.nvml import detect_architecture
 from gemmsmith.progress import Progress
+from gemmsmith.spec import KernelSpec
 
 __all__ = [
     "DEFAULT_M",
@@ -245,7 +246,7 @@ def run_bench(
 
     Args:
         model: Name of a model of ``configs/models``, or a path to such a file; or several.
-        dtype: ``bf16`` or ``fp16``; None: bf16, and fp16 at four spots.
+        dtype: ``bf16`` or ``fp16``; None: bf16, and fp16 at four spots, or what ``kernels`` take.
         m: Tokens at a time; None: :data:`DEFAULT_M`.
         all_kernels: Whether every fitting kernel gets an arm of its own.
         json_path: File for all raw numbers, written anew after each shape.
@@ -262,11 +263,13 @@ def run_bench(
     """
     models = [load_model(name) for name in ([model] if isinstance(model, str) else model)]
     wanted, tokens = _dtype(dtype), checked_tokens(m)
-    cases = [case for each in models for case in plan_cases(each, dtype=wanted, m=tokens)]
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
     environment = environment_here()
     own = None if kernels is None else gemmsmith.load(kernels)
+    if own is not None:
+        wanted = dtype_of(own.specs, wanted, str(kernels))
+    cases = [case for each in models for case in plan_cases(each, dtype=wanted, m=tokens)]
     used = own or default_kernels(detect_architecture().name)
     used.build(progress=building)
     alone = used if all_kernels else None
@@ -291,6 +294,20 @@ def _dtype(word: str | None) -> DType | None:
         legal = ", ".join(known.name for known in MEASURED_DTYPES)
         raise MeasureError(f"dtype {word!r} cannot be measured; use one of {legal}")
     return dtype
+
+
+def dtype_of(specs: Sequence[KernelSpec], wanted: DType | None, source: str) -> DType | None:
+    """Return the element type to measure kernels of ``source`` in; None: bf16, and fp16 in spots.
+
+    Raises:
+        MeasureError: where no kernel takes it.
+    """
+    taken = [known for known in MEASURED_DTYPES if any(spec.a == known for spec in specs)]
+    if not taken or wanted not in (None, *taken):
+        asked = wanted.name if wanted else " or ".join(known.name for known in MEASURED_DTYPES)
+        hint = "" if taken or not specs else ": give --dtype int8 for those of int8"
+        raise MeasureError(f"{source} has no GEMM that takes {asked}{hint}")
+    return wanted or (taken[0] if len(taken) == 1 else None)
 
 
 def checked_tokens(m: Sequence[int] | None) -> Sequence[int] | None:
