@@ -1,4 +1,4 @@
-"""What one kernel for every M costs, beside the choice for each M and beside torch.
+"""What one order of summing for every M costs, beside the fastest and beside torch.
 
     python benchmarks/batch_invariant.py llama3-8b -m 1 64 512 8192
 

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 import gemmsmith
+from gemmsmith.invariant import sums_in_sequence
+from gemmsmith.kernelset import default_kernels
+from gemmsmith.kinds import first_fitting
 from gemmsmith.nn import Linear
+from gemmsmith.operands import TORCH_DTYPES
+from gemmsmith.problem import packed_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +65,89 @@ def test_a_rows_bits_do_not_depend_on_the_batch(
     assert torch.equal(result(data["x"][shuffled].contiguous(), shuffled), whole[shuffled])
     alone = torch.cat([result(data["x"][at : at + 1], slice(at, at + 1)) for at in range(40)])
     assert torch.equal(alone, whole[:40])
+    assert len(names) > 1  # each number of rows has its kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_residual_with_factors_has_one_kernel_and_its_bits(dtype: torch.dtype) -> None:
+    data = rows(dtype)
+    names = set()
+
+    def result(m: int) -> torch.Tensor:
+        x, residual = data["x"][:m], data["residual"][:m]
+        found = gemmsmith.gemm(x, data["w"].t(), None, residual, 0.37, 0.7, deterministic="batch")
+        names.add(ran())
+        return found
+
+    whole = result(max(M))
+    for m in M:
+        assert torch.equal(result(m), whole[:m]), f"M={m}"
     assert len(names) == 1
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "factor": {"alpha": 0.37},
+    "residual": {"residual": True},
+    "gelu": {"activation": "gelu"},
+    "silu and residual": {"activation": "silu", "residual": True},
+    "swiglu": {"gate": "silu"},
+    "geglu": {"gate": "gelu_tanh"},
+    "contiguous b": {"layout": "rrr"},
+}
+
+
+@pytest.mark.parametrize("k", [8192, 1040, 48])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_kernels_that_sum_in_sequence_give_the_same_bits(
+    dtype: torch.dtype, call: str, k: int
+) -> None:
+    asked = dict(CALLS[call])
+    element, layout = TORCH_DTYPES[dtype], asked.pop("layout", "rcr")
+    out = torch.bfloat16 if dtype == torch.int8 else dtype
+    if dtype == torch.int8 and layout != "rcr":
+        pytest.skip("int8 operands are contiguous along K")
+    m, n = 264, 512
+    problem = packed_problem(
+        m,
+        n,
+        k,
+        element,
+        d=TORCH_DTYPES[out],
+        layout=layout,
+        residual=asked.get("residual", False),
+        activation=asked.get("activation", "none"),
+        gate=asked.get("gate", "none"),
+        scaled=dtype == torch.int8,
+    )
+    kernels = default_kernels("sm_90a")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("on other GPUs one kernel takes all numbers of rows")
+    alike = first_fitting([spec for spec in kernels.specs if sums_in_sequence(spec)], problem)
+    if not alike:
+        pytest.skip("no kernel of ours takes such calls")
+    torch.manual_seed(k)
+    new = partial(torch.randn, device="cuda")
+    if dtype == torch.int8:
+        x, w = (torch.randint(-127, 128, s, device="cuda").to(dtype) for s in ((m, k), (n, k)))
+        asked.update(a_scale=torch.rand(m, device="cuda"), b_scale=torch.rand(n, device="cuda"))
+        asked.update(out_dtype=out)
+    else:
+        x, w = new(m, k).to(dtype), new(n, k).to(dtype)
+    if "gate" not in asked:
+        asked["bias"] = new(n).to(out)
+    if problem.residual:
+        asked["residual"] = new(m, n).to(out)
+    b = w.t() if layout == "rcr" else w.t().contiguous()
+    results = {
+        spec.name: gemmsmith.gemm(x, b, **asked, kernels=kernels[spec.name].handle)
+        for spec in alike
+    }
+    first = next(iter(results.values()))
+    assert not first.isnan().any()
+    others = [name for name, result in results.items() if not torch.equal(result, first)]
+    assert others == []
 
 
 def test_other_rows_may_hold_anything() -> None:

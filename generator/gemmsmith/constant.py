@@ -37,9 +37,9 @@ def handle_of(kernels: str = "", name: str = "constant_b") -> str:
     Raises:
         ArgumentError: where kernels are named besides, or the batch-invariant mode is.
     """
-    if kernels == invariant.HANDLE:
+    if kernels in (invariant.HANDLE, invariant.ONE_HANDLE):
         raise ArgumentError(
-            f"{name} goes without deterministic='batch', whose one kernel reads b late: drop one"
+            f"{name} goes without deterministic='batch', whose kernels read b late: drop one"
         )
     if kernels not in ("", HANDLE):
         raise ArgumentError(

@@ -66,8 +66,8 @@ def gemm(
         out_scale: factor of int8 results, before they are rounded and saturated.
         out_dtype: of the result, where ``out`` is not given.
         kernels: handle of what may run; empty for the default kernels of the GPU.
-        deterministic: ``batch``: the same kernel for every M, so that a row's bits do not depend on
-            the rows beside it; not on the CPU, where torch computes.
+        deterministic: ``batch``: K is summed in one order for every M, so that a row's bits do not
+            depend on the rows beside it; not on the CPU, where torch computes.
         constant_b: promises that no work which is queued already writes ``b``, be it a kernel, a
             copy or an update in place. A default kernel may then read ``b`` while the kernels ahead
             of it still run, which saves a microsecond at few tokens; the bits are those of the same
@@ -85,7 +85,8 @@ def gemm(
         LaunchError: where CUTLASS or CUDA refuses.
     """
     if deterministic:
-        kernels = handle_of(deterministic, kernels)
+        factors = residual is not None and (alpha != 1 or beta not in (None, 1))
+        kernels = handle_of(deterministic, kernels, factors=factors)
     if constant_b is not False and constant.is_promised("constant_b", constant_b):
         kernels = constant.handle_of(kernels)
     if not is_dynamo_compiling():

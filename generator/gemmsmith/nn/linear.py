@@ -90,8 +90,8 @@ class Linear(torch.nn.Linear):
 
     @property
     def deterministic(self) -> str:
-        """``batch`` for one kernel at every number of rows, so that a row's bits do not depend on
-        the others (:func:`gemmsmith.gemm`); empty for the fastest."""
+        """``batch`` for one order of summing at every number of rows, so that a row's bits do not
+        depend on the others (:func:`gemmsmith.gemm`); empty for the fastest."""
         return WORD if self.kernels == HANDLE else ""
 
     @deterministic.setter
