@@ -68,6 +68,24 @@ def test_2x_kernels_have_every_epilogue_but_gates() -> None:
     )
 
 
+def test_a_call_without_the_function_of_a_kernel_is_told_what_to_pass() -> None:
+    gelu, gated = (
+        KernelSpec(**HOPPER, activation="gelu"),
+        KernelSpec(**HOPPER, gate="silu", store="strip"),
+    )
+    assert misfit(gelu, call(activation="gelu")) == misfit(gated, call(gate="silu")) == ""
+    assert misfit(gelu, call()) == (
+        'the kernel\'s activation is gelu, the call has none: pass activation="gelu"'
+    )
+    assert misfit(gelu, call(activation="relu")) == (
+        "the kernel's activation is gelu, the call's is relu"
+    )
+    assert misfit(gated, call()) == (
+        'the kernel\'s gate is silu, the call has none: pass gate="silu"'
+    )
+    assert misfit(gated, call(gate="gelu")) == "the kernel's gate is silu, the call's is gelu"
+
+
 def test_reasons_are_those_of_the_kernels_that_come_nearest() -> None:
     specs = [
         KernelSpec(**AMPERE),

@@ -95,9 +95,9 @@ def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
     if spec.gate != problem.gate and spec.arch.api == "2.x":
         return f"gate {problem.gate} in one kernel needs sm_90a, the kernel is of {spec.arch.name}"
     if spec.gate != problem.gate:
-        return f"the kernel's gate is {spec.gate}, the call's is {problem.gate}"
+        return _other_function("gate", spec.gate, problem.gate)
     if spec.activation not in ("any", problem.activation):
-        return f"the kernel's activation is {spec.activation}, the call's is {problem.activation}"
+        return _other_function("activation", spec.activation, problem.activation)
     if problem.scaled and not spec.scaled:
         return "the kernel takes no scales (epilogue.scaled is false)"
     if problem.scaled and problem.batch > 1:
@@ -107,6 +107,14 @@ def _other_epilogue(spec: KernelSpec, problem: GemmProblem) -> str:
     if problem.gate != "none" and problem.n % (2 * GATE_BLOCK):
         return f"N={problem.n} is not a multiple of 16, the blocks of gate and up"
     return ""
+
+
+def _other_function(argument: str, wanted: str, found: str) -> str:
+    if found == "none":
+        return (
+            f'the kernel\'s {argument} is {wanted}, the call has none: pass {argument}="{wanted}"'
+        )
+    return f"the kernel's {argument} is {wanted}, the call's is {found}"
 
 
 def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:

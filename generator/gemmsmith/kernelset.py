@@ -35,6 +35,9 @@ from gemmsmith.tuned import left_to_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Unpack
+
+    from gemmsmith.gemm_options import GemmOptions
 
 
 def load(path: str | Path, arch: str = "auto", run_on: str = "") -> KernelSet:
@@ -190,14 +193,12 @@ class KernelSet:
         alpha: float = 1,  # as in ops.gemm
         beta: float | None = None,
         out: Tensor | None = None,
-        *,
-        deterministic: str = "",
-        constant_b: bool = False,
+        **options: Unpack[GemmOptions],
     ) -> Tensor:
-        """Return ``alpha * a @ b + beta * residual + bias`` by the best kernel of this set.
+        """Return :func:`gemmsmith.gemm` by the best kernel of this set.
 
-        Arguments are those of :func:`gemmsmith.gemm`; ``deterministic`` and ``constant_b`` choose
-        among the default kernels.
+        Arguments are those of that function; ``deterministic`` and ``constant_b`` choose among the
+        default kernels.
 
         Raises:
             ArgumentError: where one of those two is given: it says what does the same here.
@@ -205,18 +206,7 @@ class KernelSet:
         """
         from gemmsmith import gemm
 
-        return gemm(
-            a,
-            b,
-            bias,
-            residual,
-            alpha,
-            beta,
-            out,
-            kernels=self.handle,
-            deterministic=deterministic,
-            constant_b=constant_b,
-        )
+        return gemm(a, b, bias, residual, alpha, beta, out, **options, kernels=self.handle)
 
     def plan(self, problem: GemmProblem, device: DeviceFacts) -> Plan | str:
         """Return the kernel for ``problem``, or why torch has to take it."""
@@ -317,17 +307,20 @@ class ExactKernel:
         alpha: float = 1,  # as in ops.gemm
         beta: float | None = None,
         out: Tensor | None = None,
+        **options: Unpack[GemmOptions],
     ) -> Tensor:
-        """Return ``alpha * a @ b + beta * residual + bias`` by this kernel.
+        """Return :func:`gemmsmith.gemm` by this kernel.
 
-        Arguments are those of :func:`gemmsmith.gemm`; the result has the kernel's output type.
+        Arguments are those of that function, among them the activation or gate that the kernel has;
+        the result has the kernel's output type.
 
         Raises:
+            ArgumentError: where ``deterministic`` or ``constant_b`` is given, as for a set.
             NoKernelError: naming the argument that does not fit and what would.
         """
         from gemmsmith import gemm
 
-        return gemm(a, b, bias, residual, alpha, beta, out, kernels=self.handle)
+        return gemm(a, b, bias, residual, alpha, beta, out, **options, kernels=self.handle)
 
     def misfit(
         self,
