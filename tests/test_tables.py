@@ -41,7 +41,7 @@ def told(call: GemmProblem, *specs: KernelSpec, torch: bool = True) -> list[str]
     [
         ("NONE", "there is no such folder; did you mean none?"),
         ("gone", "there is no such folder; name a .yaml file or a folder"),
-        ("t.yml", "is no .yaml file; name a .yaml file or a folder"),
+        ("t.json", "is no .yaml file; name a .yaml file or a folder"),
         ("gone.yaml", "cannot be read: No such file or directory"),
     ],
 )
@@ -53,7 +53,7 @@ def test_a_named_place_without_tables_is_told(
     told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.yml").touch()
+    (tmp_path / "t.json").touch()
     monkeypatch.setenv("GEMMSMITH_TUNED", word)
     with caplog.at_level(logging.WARNING):
         tables = here()
@@ -64,6 +64,14 @@ def test_a_named_place_without_tables_is_told(
     monkeypatch.setenv("GEMMSMITH_TUNED", str(tmp_path))
     assert here().unread == ()
     assert not caplog.records
+
+
+def test_tables_end_in_yaml_or_in_yml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(own_tables() / "a.yml", entry([timing(FAST, 1.2)]))
+    assert told(CALL, FAST, SLOW) == [FAST.name]
+    named = table(tmp_path / "named.yml", entry([timing(SLOW, 1.1)]))
+    monkeypatch.setenv("GEMMSMITH_TUNED", str(named))
+    assert told(CALL, FAST, SLOW) == [SLOW.name]
 
 
 def test_the_fastest_kernel_that_is_there_fits_and_is_unedited(tmp_path: Path) -> None:

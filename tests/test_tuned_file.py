@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from gemmsmith.choose import Tuning
 from gemmsmith.errors import ConfigError
+from gemmsmith.tuned import Timing, identified
 from gemmsmith.tuned_file import add_entry, entry_line, read_table
-from tuned_data import FAST, SLOW, entry, table, timing
+from tuned_data import FAST, SPLIT, entry, table, timing
 
 
 def test_a_table_comes_back_from_its_file_one_line_an_entry(tmp_path: Path) -> None:
     rows = [
         timing(FAST, 1.25, raster=1, swizzle=8, low=1.24, high=1.26),
-        timing(SLOW, 0.9, splits=3),
+        timing(SPLIT, 0.9, splits=3),
     ]
     won = entry(rows)
     path = table(tmp_path / "t.yaml", won, entry(m=128))
@@ -75,6 +78,40 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path) -> None
         ("m: 64", "m: 65", r"m: 65 is no bucket of M; use 1, 2, 4, .*, 8192"),
         ("n: 4096", "n: 4096, bias: true", r"unknown key 'bias'\. Legal keys: n, k, m,"),
         ("us: 16.0", "ms: 16.0", r"unknown key 'ms'.* Legal keys: kernel, raster,"),
+        (
+            "a: bf16",
+            "a: bf15",
+            r"a: 'bf15' is no element type of a; did you mean bf16\? Legal: fp16",
+        ),
+        ("a: bf16", "a: half", r"a: 'half' is no element type of a.* Legal: fp16, bf16, int8$"),
+        (
+            "d: bf16",
+            "d: fp8",
+            r"d: 'fp8' is no element type of d.*: fp16, bf16, fp32, int8, int32$",
+        ),
+        ("layout: rcr", "layout: xyz", r"layout: 'xyz' is no layout\. Legal: rcr, rrr, ccr, crr,"),
+        (
+            "epilogue: plain",
+            "epilogue: plian",
+            r"epilogue: 'plian' is no epilogue; did you mean plain\? Legal: plain, scaled, .*\+",
+        ),
+        (
+            "epilogue: plain",
+            "epilogue: residual+scaled",
+            r"epilogue: 'residual\+scaled' is spelt scaled\+residual",
+        ),
+        ("us: 16.0", "us: 16.0, raster: 7", r"raster: 7 is not tried; use 1, 2, or rem"),
+        ("us: 16.0", "us: 16.0, swizzle: 3", r"swizzle: 3 is not tried; use 1, 2, 4, 8,"),
+        ("us: 16.0", "us: 16.0, splits: -1", r"splits: -1 is not tried; use 2, 3, 4, 6,"),
+        (
+            "us: 16.0",
+            "us: 16.0, splits: 3",
+            rf"splits: 3 goes with stream_k kernels; {FAST.name}@.* is none, remove the key",
+        ),
+        ("us: 16.0", "us: 16.0, low: 1.3", r"low: 1\.3 is above the ratio, 1\.25"),
+        ("us: 16.0", "us: 16.0, low: .nan", r"low: .* does not fit here: .*finite"),
+        ("us: 16.0", "us: 16.0, high: 1.2", r"high: 1\.2 is below the ratio, 1\.25"),
+        ("n: 4096", "n: 4096, n: 8192", r"key 'n' is given twice, on line 14 and on line 14; rem"),
     ],
 )
 def test_values_that_no_tuning_gives_are_refused(
@@ -87,6 +124,18 @@ def test_values_that_no_tuning_gives_are_refused(
     with pytest.raises(ConfigError, match=rf"t\.yaml:14: {words}") as caught:
         read_table(path)
     assert "pydantic" not in str(caught.value)
+
+
+def test_knobs_go_with_kernels_that_have_them() -> None:
+    lean = "gemm_bf16_rcr_8x64x128_c1x1_lean_swap_pdl_sm90a@33ddc443"
+    for kernel, knobs, words in [
+        (lean, {"raster": 1, "swizzle": 8}, "raster: 1 goes with pingpong and cooperative kernels"),
+        (lean, {"swizzle": 8}, "swizzle: 8 goes with pingpong and cooperative kernels"),
+        (identified(FAST), {"splits": 2}, "splits: 2 goes with stream_k kernels"),
+    ]:
+        with pytest.raises(ValidationError, match=f"{words}; {kernel} is n"):
+            Timing(kernel=kernel, us=1.0, ratio=1.0, **knobs)
+    assert timing(SPLIT, 1.0, splits=2, raster=1).tuning == Tuning(raster=1, splits=2)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MADE = Made(
     gemmsmith="0.1.0",
 )
 FAST, SLOW = hopper(128), hopper(256)
+SPLIT = replace(SLOW, scheduler="stream_k")
 CALL = GemmProblem(m=64, n=4096, k=4096, a=BF16, b=BF16, d=BF16)
 
 

@@ -157,7 +157,7 @@ def _sentence(error: Mapping[str, Any], models: Models) -> str:
         return _unknown_dtype(str(found))
     if kind == "literal_error":
         legal = ATTENTION_SCHEDULES if models is _ATTENTION else WORDS[key]
-        return _unknown_word(found, legal, key)
+        return unknown_word(found, legal, key)
     if kind == "string_type":
         return _no_text(found)
     if kind == "bool_type":
@@ -197,7 +197,8 @@ def _unknown_key(key: str, where: KeyPath, value: object, models: Models) -> str
     return f"unknown key {key!r}{hint} Legal keys: {', '.join(legal)}"
 
 
-def _unknown_word(found: object, legal: tuple[str, ...], key: str) -> str:
+def unknown_word(found: object, legal: tuple[str, ...], key: str) -> str:
+    """Return that ``found`` is no ``key``, the legal word it resembles, and all legal ones."""
     if not isinstance(found, str):
         return f"{_shown(found)} does not fit; one of {', '.join(legal)} does"
     near = nearest(found, legal)

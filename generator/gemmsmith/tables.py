@@ -33,6 +33,7 @@ from gemmsmith.tuned_file import read_table
 EMPTIER = 1.1  # tiles of rows for each row, over those at the bucket, up to which timings hold
 NEARLY = 1.15  # of the bucket's rows: so near a call is to it that torch's lead there counts here
 MANY_ROWS = 2048  # from here on a last tile matters little
+_SUFFIXES = (".yaml", ".yml")
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def _tables(
 
 def _no_place(place: Path) -> str:
     """Return why a place that was asked for holds no table; empty where :func:`_files` looks."""
-    if place.is_dir() or place.suffix == ".yaml":
+    if place.is_dir() or place.suffix in _SUFFIXES:
         return ""
     why = "is no .yaml file" if place.exists() else "there is no such folder"
     hint = "did you mean none?" if place.name.lower() == "none" else "name a .yaml file or a folder"
@@ -194,7 +195,8 @@ def _files(places: tuple[Path, ...]) -> Iterator[Path]:
     """Yield the files: of a folder the newest first, so that the last tuning is the one in use."""
     for place in places:
         if place.is_dir():
-            files = [(file.stat().st_mtime, file) for file in place.glob("*.yaml")]
+            found = (file for suffix in _SUFFIXES for file in place.glob(f"*{suffix}"))
+            files = [(file.stat().st_mtime, file) for file in found]
             yield from (file for _, file in sorted(files, reverse=True))
-        elif place.suffix == ".yaml":
+        elif place.suffix in _SUFFIXES:
             yield place

@@ -8,17 +8,31 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gemmsmith.arch import parse_architecture
-from gemmsmith.buckets import BUCKETS, bucket_of
+from gemmsmith.buckets import bucket_of
 from gemmsmith.choose import Choice, Tuning, unsuited
 from gemmsmith.dtypes import BF16, FP16, FP32
 from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 from gemmsmith.spec_dict import spec_to_dict
+from gemmsmith.tuned_values import (
+    PLAIN,
+    Bucket,
+    Epilogue,
+    Input,
+    LayoutWord,
+    Output,
+    Positive,
+    Raster,
+    Splits,
+    Swizzle,
+    epilogue_word,
+    knobs_fault,
+    wrong,
+)
 
 FORMAT = 1
 """Of the files; tables of another format are not used."""
@@ -47,19 +61,6 @@ class Key:
     def __str__(self) -> str:
         types = self.a if self.a == self.d else f"{self.a} -> {self.d}"
         return f"{self.m}x{self.n}x{self.k} {types} {self.layout} {self.epilogue}"
-
-
-def _wrong(text: str) -> PydanticCustomError:
-    return PydanticCustomError("sentence", "{text}", {"text": text})
-
-
-def _bucket(m: int) -> int:
-    if m not in BUCKETS:
-        raise _wrong(f"{m} is no bucket of M; use {', '.join(map(str, BUCKETS))}")
-    return m
-
-
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Block(BaseModel):
@@ -101,16 +102,28 @@ class Timing(_Block):
 
     kernel: str
     """Name and :func:`content` of the kernel, joined by ``@``."""
-    raster: int = 0
-    swizzle: int = 0
-    splits: int = 0
-    us: _Positive
+    raster: Raster = 0
+    swizzle: Swizzle = 0
+    splits: Splits = 0
+    us: Positive
     """Time of one call: torch's over the ratio."""
-    ratio: _Positive
+    ratio: Positive
     """torch's time over the kernel's, the median of interleaved rounds."""
-    low: float | None = None
+    low: Positive | None = None
     """Lower end of the ratio's 95 % interval; absent where there were fewer than 6 rounds."""
-    high: float | None = None
+    high: Positive | None = None
+
+    @model_validator(mode="after")
+    def _is_one_timing(self) -> Timing:
+        if fault := knobs_fault(
+            self.kernel, raster=self.raster, swizzle=self.swizzle, splits=self.splits
+        ):
+            raise wrong(fault)
+        if self.low is not None and self.low > self.ratio:
+            raise wrong(f"low: {self.low} is above the ratio, {self.ratio}")
+        if self.high is not None and self.high < self.ratio:
+            raise wrong(f"high: {self.high} is below the ratio, {self.ratio}")
+        return self
 
     @property
     def name(self) -> str:
@@ -128,14 +141,14 @@ class Entry(_Block):
 
     n: Annotated[int, Field(gt=0)]
     k: Annotated[int, Field(gt=0)]
-    m: Annotated[int, AfterValidator(_bucket)]
-    a: str
-    d: str
-    layout: str
-    epilogue: str
+    m: Bucket
+    a: Input
+    d: Output
+    layout: LayoutWord
+    epilogue: Epilogue
     winner: str
     """``torch``, or the kernel of one of the timings."""
-    torch: _Positive
+    torch: Positive
     """µs of torch's way, extra kernels included."""
     timings: tuple[Timing, ...] = ()
     """Each kernel that was timed, with its best knobs, the fastest first."""
@@ -146,7 +159,7 @@ class Entry(_Block):
     def _winner_was_timed(self) -> Entry:
         if self.winner != TORCH and all(each.kernel != self.winner for each in self.timings):
             text = "is neither torch nor a kernel of the entry's timings"
-            raise _wrong(f"winner: {self.winner!r} {text}")
+            raise wrong(f"winner: {self.winner!r} {text}")
         return self
 
     @property
@@ -230,7 +243,7 @@ def epilogue_of(problem: GemmProblem) -> str:
     ``constant`` is no part of it, but makes other kernels fit: the promise that nothing writes B. A
     bias costs nothing measurable, and which function it is little, so neither counts.
     """
-    words = {
+    asked = {
         "scaled": problem.scaled,
         "zero_point": problem.zero_point,
         "activation": problem.activation != "none",
@@ -238,7 +251,7 @@ def epilogue_of(problem: GemmProblem) -> str:
         "residual": problem.residual,
         "constant": problem.constant_b,
     }
-    return "+".join(word for word, there in words.items() if there) or "plain"
+    return epilogue_word(word for word, there in asked.items() if there)
 
 
 def torch_can(problem: GemmProblem) -> bool:
@@ -246,7 +259,7 @@ def torch_can(problem: GemmProblem) -> bool:
 
     A bias and all else is added by gemmsmith in fp32 where torch computes, which costs far more.
     """
-    plain = epilogue_of(replace(problem, constant_b=False)) == "plain" and not problem.bias
+    plain = epilogue_of(replace(problem, constant_b=False)) == PLAIN and not problem.bias
     return plain and problem.a == problem.d and problem.batch == 1
 
 

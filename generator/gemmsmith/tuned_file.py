@@ -17,11 +17,32 @@ from gemmsmith.tuned import FORMAT, Entry, Made, Table, Timing
 from gemmsmith.yaml_flow import flow
 from gemmsmith.yaml_lines import read_yaml
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built so
+_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built so
 _ABOUT = """\
 # Which kernel was the fastest at which shape, as gemmsmith tune measured it. Times are in µs, a
 # ratio is torch's time over the kernel's; of two entries for one shape the later one counts.
 """
+
+
+class _Twice(Exception):
+    """A mapping has a key more than once: the line, and what to tell."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class _Loader(_Fast):  # type: ignore[misc]
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if str(key.value) in first:
+                words = f"is given twice, on line {first[key.value]} and on line {line}; remove one"
+                raise _Twice(line, f"key {key.value!r} {words}")
+            first[str(key.value)] = line
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def read_table(path: Path) -> Table:
@@ -31,9 +52,11 @@ def read_table(path: Path) -> Table:
         ConfigError: with file, line and what is wrong.
     """
     try:
-        plain = json.loads(remember("tuned table", [path], lambda: _as_json(path)))
+        plain = json.loads(remember("tuned table, keys once", [path], lambda: _as_json(path)))
     except OSError as error:
         raise _error(path, 0, f"cannot be read: {error.strerror or error}") from error
+    except _Twice as error:
+        raise _error(path, error.line, str(error)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 0

@@ -10,10 +10,8 @@ from gemmsmith.choose import MOST_PADDING, Choice, Tuning, rank, tiles, tune, wa
 from gemmsmith.kinds import first_fitting
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
+from gemmsmith.tuned_values import RASTERS, SPLITS, SWIZZLES
 
-RASTERS = (1, 2)
-SWIZZLES = (1, 2, 4, 8)
-SPLITS = (2, 3, 4, 6, 8)
 LONG_US = 1000.0
 """Estimated time of calls from which on fewer kernels are tried: estimates are good there, and a
 round of eight takes a tenth of a second."""
