@@ -16,6 +16,7 @@ from gemmsmith.attn.counters import zeros
 from gemmsmith.attn.kernels import default_attention_kernels, plan_of
 from gemmsmith.attn.selection import attention_selection
 from gemmsmith.attn.with_torch import attend, attend_packed
+from gemmsmith.autocast import without_autocast
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError, NoKernelError, UnknownArchitectureError
 from gemmsmith.launch import LaunchRecord, current_device, raw_stream
@@ -250,7 +251,8 @@ def _check(kernel: AttentionKernel, status: int, call: AttentionCall) -> None:
 
 
 def _in_torch(call: Attention | PackedAttention, out: Tensor) -> None:
-    out.copy_(attend(call) if isinstance(call, Attention) else attend_packed(call))
+    with without_autocast(out.device):
+        out.copy_(attend(call) if isinstance(call, Attention) else attend_packed(call))
 
 
 def _record(name: str, reason: str = "") -> None:
