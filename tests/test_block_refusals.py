@@ -95,6 +95,51 @@ def test_a_block_that_is_not_as_known_stays_with_a_reason(
         assert re.search(words, block.reason)
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "hooked"),
+    [
+        ("llama", "model.layers.{}.self_attn.q_proj", "q_proj"),
+        ("qwen2", "model.layers.{}.self_attn.v_proj", "v_proj"),
+        ("llama", "model.layers.{}.self_attn.o_proj", ""),
+        ("llama", "model.layers.{}.mlp.act_fn", "act_fn"),
+        ("llama", "model.layers.{}.mlp.down_proj", "down_proj"),
+        ("gpt2", "transformer.h.{}.attn.c_attn", ""),
+        ("gpt2", "transformer.h.{}.attn.resid_dropout", ""),
+        ("gpt2", "transformer.h.{}.mlp.c_fc", "c_fc"),
+        ("gpt2", "transformer.h.{}.mlp.c_proj", ""),
+        ("bert", "encoder.layer.{}.attention.self.key", "key"),
+        ("bert", "encoder.layer.{}.intermediate.intermediate_act_fn", "intermediate_act_fn"),
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_within_a_block_are_called_as_before(
+    kind: str, path: str, hooked: str, before: bool
+) -> None:
+    model = random_model(kind)
+    for index in (0, 1):
+        module = model.get_submodule(path.format(index))
+        if before:
+            module.register_forward_pre_hook(lambda _, given: (given[0] / 2,))
+        else:
+            module.register_forward_hook(lambda _, given, y: y / 2)
+    right = first_output(model, tokens())
+    ours, report = converted(model)
+    assert rms(first_output(ours, tokens()) - right) < 0.03 * rms(right)
+    reasons = {block.reason for block in report.blocks_left}
+    words = f"{hooked} has hooks, which a fused block would not call; remove them first"
+    assert reasons == ({words} if hooked else set())
+
+
+def test_an_activation_whose_forward_is_replaced_leaves_its_block() -> None:
+    model = random_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.act_fn.forward = torch.tanh
+    report = convert(model)
+    assert len(report.blocks_left) == 2
+    for block in report.blocks_left:
+        assert block.reason.startswith("act_fn: its forward is replaced on the object")
+
+
 def test_a_swap_that_fails_leaves_the_block_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("llama")
     right = first_output(model, tokens())

@@ -12,7 +12,7 @@ from gemmsmith import nn
 from gemmsmith.blocks.activations import ActivatedBlock, function_of
 from gemmsmith.blocks.block import Block
 from gemmsmith.blocks.gated_mlp import GatedMlp
-from gemmsmith.blocks.implementation import replaced, unknown_version
+from gemmsmith.blocks.implementation import replaced, unknown_version, watched
 from gemmsmith.blocks.known import known_block
 from gemmsmith.conversion_fit import misfit_of_layer
 from gemmsmith.conversion_layers import linear_of
@@ -59,6 +59,7 @@ def plan_blocks(model: torch.nn.Module) -> list[Plan]:
             continue
         above = _above(name, modules)
         reason = unknown_version() or replaced(module) or _parts_missing(module, ours)
+        reason = reason or watched(module, ours.called)
         plans.append(
             Plan(
                 name=name,

@@ -23,6 +23,8 @@ class Block(torch.nn.Module):
     """Linear layers of the block that ours is made of."""
     joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Those of them that read one input and become one product."""
+    called: ClassVar[tuple[str, ...]] = ()
+    """Modules of the block that ours calls as they are, with their hooks."""
     does: ClassVar[str] = ""
     """What runs, in some words."""
     stored: ClassVar[Mapping[str, str]] = {}

@@ -28,6 +28,7 @@ class Gpt2Attention(Block):
     """
 
     parts = ("c_attn", "c_proj")
+    called = ("c_attn", "c_proj", "resid_dropout")
     does = "attention"
 
     c_attn: PreparedLinear
@@ -99,6 +100,7 @@ class Gpt2Mlp(ActivatedBlock):
     """The first product with its activation in one kernel, and the second."""
 
     parts = ("c_fc", "c_proj")
+    called = ("c_proj", "dropout")
     activated = "c_fc"
     held = "act"
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from gemmsmith.blocks.calls import attention_names
 
-__all__ = ["IMPLEMENTATIONS", "attention_obstacles", "unknown_version"]
+__all__ = ["IMPLEMENTATIONS", "attention_obstacles", "replaced", "unknown_version", "watched"]
 
 IMPLEMENTATIONS = ("sdpa", "eager")
 """Attention implementations whose masks are understood."""
@@ -57,3 +57,24 @@ def replaced(module: torch.nn.Module) -> str:
     if "forward" in vars(module):
         return "its forward is replaced on the object, as accelerate's hooks do; remove that first"
     return ""
+
+
+def watched(module: torch.nn.Module, called: Collection[str]) -> str:
+    """Return which modules within a block do more than their class says; empty where none does.
+
+    Args:
+        module: the block.
+        called: modules of it that ours calls as they are.
+    """
+    hooked = []
+    for name, each in module.named_modules():
+        if not name or name in called:
+            continue
+        if reason := replaced(each):
+            return f"{name}: {reason}"
+        if each._forward_hooks or each._forward_pre_hooks:
+            hooked.append(name)
+    if not hooked:
+        return ""
+    has = "has hooks" if len(hooked) == 1 else "have hooks"
+    return f"{', '.join(hooked)} {has}, which a fused block would not call; remove them first"

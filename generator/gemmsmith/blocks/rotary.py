@@ -34,6 +34,7 @@ class RotaryAttention(Block):
 
     parts = ("q_proj", "k_proj", "v_proj", "o_proj")
     joined = (("q_proj", "k_proj", "v_proj"),)
+    called = ("o_proj",)
     does = "q, k and v in one product, rope, attention"
     stored = {f"qkv.{name}.": f"{name}." for name in ("q_proj", "k_proj", "v_proj")}  # noqa: RUF012
 
