@@ -135,6 +135,15 @@ def test_every_public_name_is_there_and_no_other() -> None:
         gemmsmith.gem  # noqa: B018
 
 
+def test_tab_completion_offers_every_public_name_without_torch(tmp_path: Path) -> None:
+    code = """
+import gemmsmith
+listed = dir(gemmsmith)
+print(sorted(set(gemmsmith.__all__) - set(listed)), "__version__" in listed, "torch" in sys.modules)
+"""
+    assert fresh(code, tmp_path) == "[] True False\n"
+
+
 def test_l04_a_child_can_use_the_gpu_after_load_lookup_and_a_call(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = f"""

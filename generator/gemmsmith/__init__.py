@@ -95,3 +95,7 @@ def __getattr__(name: str) -> Any:
     found = module if _HOMES[name] == name else getattr(module, name)
     globals()[name] = found  # the next use is a look into a dictionary
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
