@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.arch import SM_80, SM_90A, Architecture
+from gemmsmith.arch import SM_70, SM_75, SM_80, SM_90A, Architecture
 from gemmsmith.bench.model_shapes import load_model, model_names
 from gemmsmith.choose import choose, estimate, slots, tiles, tune, waves
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.fit import misfit
-from gemmsmith.problem import GemmProblem
+from gemmsmith.problem import GemmProblem, packed_problem
 from gemmsmith.resources import configs_dir
 from gemmsmith.spec import Cluster, KernelSpec, Tile
 
-SMS = {"sm_80": 108, "sm_90a": 132}
+SMS = {"sm_70": 80, "sm_75": 40, "sm_80": 108, "sm_90a": 132}
 TOKENS = (
     *range(1, 66),
     *(size + step for size in (128, 256, 512, 1024, 2048, 4096) for step in (-1, 0, 1)),
@@ -240,6 +240,19 @@ def test_an_odd_vocabulary_has_a_default_kernel(arch: Architecture) -> None:
     for m in (1, 8, 64, 4096):
         call = problem(m, 50257, 768, d_align=2)
         assert choose(defaults(arch), call, SMS[arch.name]) is not None, m
+
+
+@pytest.mark.parametrize("arch", [SM_70, SM_75, SM_80], ids=lambda arch: arch.name)
+def test_element_by_element_is_the_last_choice(arch: Architecture) -> None:
+    for m in (1, 16, 64, 128, 512, 4096):
+        for n, k in ((4608, 3584), (1024, 4096), (28672, 4096), (512, 64)):
+            call = packed_problem(m, n, k, FP16)
+            chosen = choose(defaults(arch), call, SMS[arch.name])
+            assert chosen is not None
+            assert chosen.spec.alignment.a == chosen.spec.alignment.b == 8, (m, n, k)
+            odd = choose(defaults(arch), packed_problem(m, n, k + 1, FP16), SMS[arch.name])
+            assert odd is not None
+            assert odd.spec.alignment.a == 1
 
 
 def test_what_a_kernel_can_do_beside_the_call_makes_it_the_second_choice() -> None:

@@ -57,7 +57,8 @@ class Choice:
 
 MATH_PER_SM = 3.38e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
 SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 150e3  # bytes per µs that TMA brings into one multiprocessor
+INGEST_PER_SM = 150e3  # bytes per µs that TMA brings into one multiprocessor ...
+WIDEST_ACCESS = 16  # ... or that accesses of so many bytes do; narrower ones bring less each
 L2 = 8.4e6  # bytes per µs that L2 reads for all, multicast ones counted once
 DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
 HBM = 4.4e6  # bytes per µs of device memory
@@ -199,7 +200,8 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     # Clusters along the tokens of a swapped kernel keep their multiprocessors to themselves.
     paired = spec.swap and spec.cluster.m > 1
     lonely = spec.dependent_launch and full < LONELY_BELOW and not paired
-    ingest = INGEST_PER_SM * (LONELY if lonely else 1.0)
+    access = min(spec.alignment.a * size, spec.alignment.b * spec.b.bytes, WIDEST_ACCESS)
+    ingest = INGEST_PER_SM * (LONELY if lonely else 1.0) * access / WIDEST_ACCESS
     whole = problem.k * size
     depth = whole / spec.split_k
     main_loops = {
