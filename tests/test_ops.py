@@ -201,6 +201,10 @@ def test_x23_a_gradient_is_refused_not_lost() -> None:
         ),
         (torch.empty(8, 8, dtype=BF16, device="meta"), r"out is on meta, a is on cpu"),
         ("here", r"out is a str, not a torch.Tensor"),
+        (
+            torch.empty(1, 8, dtype=BF16).expand(8, 8),
+            r"out has elements in one place \(strides \(0, 1\)\)",
+        ),
     ],
 )
 def test_an_output_that_does_not_fit_is_refused(out: Any, words: str) -> None:
@@ -255,6 +259,12 @@ def test_an_output_that_is_an_operand_is_refused(operand: str) -> None:
         ({"alpha": None}, "alpha is a NoneType, not a number"),
         ({"alpha": 1 + 2j}, "alpha is a complex, not a number"),
         ({"beta": "1"}, "beta is a str, not a number"),
+        ({"activation": None}, "activation is a NoneType, not a word"),
+        ({"out_dtype": "bf16"}, "out_dtype is a str, not a torch.dtype"),
+        (
+            {"kernels": gemmsmith},
+            "kernels is a module, not the handle of a set or of a kernel",
+        ),
     ],
 )
 def test_x23_what_is_no_dense_tensor_or_number_is_named(change: dict[str, Any], words: str) -> None:

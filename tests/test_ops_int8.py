@@ -67,6 +67,21 @@ def test_n03_int8_outputs_are_rounded_half_to_even_and_saturated() -> None:
         ({"alpha": float("nan")}, r"alpha is nan: an int32 result"),
         ({"out_dtype": torch.float32}, r"from torch.int8 the kernels write int32, float16, bf"),
         ({"bias": torch.ones(8)}, r"bias is torch.float32, the output is torch.int32"),
+        (
+            {"a_scale": torch.ones(8)},
+            r"a_scale is given, but the result is int32, exact sums",
+        ),
+        ({"b_scale": torch.ones(1)}, r"b_scale is given, but the result is int32"),
+        ({"activation": "relu"}, r"activation is given, but the result is int32"),
+        ({"out_scale": 0.5}, r"out_scale is 0.5: it goes with int8, not torch.int32"),
+        (
+            {"out_scale": 0.5, "out_dtype": torch.bfloat16},
+            r"out_scale is 0.5: it goes with int8, not torch.bfloat16",
+        ),
+        (
+            {"b_sum": torch.zeros(8, dtype=torch.int32)},
+            r"b_sum is given without a_zero_point, which alone needs it",
+        ),
     ],
 )
 def test_what_int8_does_not_do_is_refused(extra: dict[str, Any], words: str) -> None:

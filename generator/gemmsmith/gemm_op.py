@@ -59,15 +59,31 @@ def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_factors(dtype: torch.dtype, alpha: float, beta: float) -> None:
+def _check_factors(call: Arguments, dtype: torch.dtype) -> None:
+    """Raise where a result of ``dtype`` cannot hold what the call makes of its sums."""
+    if call.b_sum is not None and call.a_zero_point is None:
+        raise ArgumentError("b_sum is given without a_zero_point, which alone needs it")
+    if call.out_scale != 1 and dtype != torch.int8:
+        raise ArgumentError(f"out_scale is {call.out_scale}: it goes with int8, not {dtype}")
     if dtype != torch.int32:
         return
-    for name, factor in (("alpha", alpha), ("beta", beta)):
+    for name, factor in (("alpha", call.alpha), ("beta", call.beta)):
         if not float(factor).is_integer():
             raise ArgumentError(
                 f"{name} is {factor}: an int32 result takes whole factors; scale into"
                 " out_dtype=torch.bfloat16 or torch.float16"
             )
+    asked = {
+        "a_scale": call.a_scale is not None,
+        "b_scale": call.b_scale is not None,
+        "activation": call.activation != "none",
+        "gate": call.gate != "none",
+    }
+    for name in (name for name, given in asked.items() if given):
+        raise ArgumentError(
+            f"{name} is given, but the result is int32, exact sums: pass out_dtype=torch.bfloat16,"
+            " torch.float16 or torch.int8"
+        )
 
 
 def new_output(
@@ -114,9 +130,9 @@ class _Call(Arguments):
 
     def new_output(self) -> Tensor:
         """Return memory for the result of the checked call."""
-        a, b, bias, residual, alpha, beta, kernels = self[:7]
+        a, b, bias, residual, _, _, kernels = self[:7]
         out = new_output(a, b, bias, residual, kernels, self.out_dtype, self.gate)
-        _check_factors(out.dtype, alpha, beta)
+        _check_factors(self, out.dtype)
         return out
 
     def check_output(self, out: Tensor) -> None:
@@ -128,7 +144,9 @@ class _Call(Arguments):
             raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
         if tuple(out.shape) != shape:
             raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
-        _check_factors(out.dtype, self.alpha, self.beta)
+        if any(step == 0 < size - 1 for step, size in zip(out.stride(), shape, strict=True)):
+            raise ArgumentError(f"out has elements in one place (strides {out.stride()})")
+        _check_factors(self, out.dtype)
 
     def run(self, out: Tensor, *, fresh: bool) -> None:
         """Write the result of the checked call to ``out``, made for it where ``fresh``."""

@@ -126,6 +126,15 @@ def gemm(
     for name, factor in (("alpha", alpha), ("beta", 0.0 if beta is None else beta)):
         if not isinstance(factor, (int, float)):
             raise ArgumentTypeError(f"{name} is a {type(factor).__name__}, not a number")
+    words: tuple[tuple[str, object, type, str], ...] = (
+        ("activation", activation, str, "a word"),
+        ("gate", gate, str, "a word"),
+        ("kernels", kernels, str, "the handle of a set or of a kernel"),
+        ("out_dtype", out_dtype or torch.int32, torch.dtype, "a torch.dtype"),
+    )
+    for name, value, kind, legal in words:
+        if not isinstance(value, kind):
+            raise ArgumentTypeError(f"{name} is a {type(value).__name__}, not {legal}")
     if residual is None and beta:
         raise ArgumentError(
             f"beta is {beta} without a residual; to add to what out holds, pass residual=out"
