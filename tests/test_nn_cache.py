@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith.errors import ArgumentError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn import KVCache
 
 
@@ -49,6 +49,43 @@ def test_what_does_not_fit_is_refused() -> None:
         ours.advance(torch.tensor([0, 0]))
     with pytest.raises(ArgumentError, match="capacity is 0"):
         cache(capacity=0)
+
+
+def test_keys_of_another_cache_are_refused_and_nothing_is_written() -> None:
+    ours, k = cache(), torch.zeros(2, 1, 3, 4)
+    for given, words in (
+        ((0, k[:, :, :1], k[:, :, :1]), r"k is \(2, 1, 1, 4\); \(2, tokens, 3, 4\) is needed"),
+        ((0, k[:1], k[:1]), r"k is \(1, 1, 3, 4\); \(2, tokens"),
+        ((0, k[0], k[0]), r"k is \(1, 3, 4\); \(2, tokens"),
+        ((0, k.expand(2, 2, 3, 4), k), r"k is \(2, 2, 3, 4\), v is \(2, 1, 3, 4\)"),
+        ((0, k, k[..., :2]), r"v is \(2, 1, 3, 2\)"),
+        ((5, k, k), "layer is 5; 0 to 1 are there"),
+        ((0, k.half(), k), r"k is torch\.float16 on cpu, the cache torch\.float32"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            ours.append(*given)
+    assert all(memory.k.isnan().all() and memory.v.isnan().all() for memory in ours.layers)
+
+
+def test_numbers_of_tokens_and_rows_that_there_are_not_are_refused() -> None:
+    ours = cache()
+    ours.advance(2)
+    with pytest.raises(ArgumentError, match="tokens is -1; a number from 0 up"):
+        ours.advance(-1)
+    with pytest.raises(ArgumentError, match="tokens holds 3; 0 to 2 are legal"):
+        ours.advance(torch.tensor([1, 3]), most=2)
+    with pytest.raises(ArgumentError, match=r"tokens is \(1,\); \(2,\) is needed"):
+        ours.advance(torch.tensor([1]), most=1)
+    with pytest.raises(ArgumentTypeError, match=r"tokens is torch\.float32 on cpu; int32 or int64"):
+        ours.advance(torch.ones(2), most=1)
+    with pytest.raises(ArgumentError, match="rows holds 2; 0 to 1 are legal"):
+        ours.reorder(torch.tensor([0, 2]))
+    with pytest.raises(ArgumentTypeError, match="rows is a list"):
+        ours.reorder([0, 1])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"dtype is torch\.int8; float16, bfloat16"):
+        KVCache(1, 1, 1, 1, 8, dtype=torch.int8)
+    assert ours.lengths.tolist() == [2, 2]
+    assert ours.longest == 2
 
 
 def test_reset_keeps_the_memory() -> None:

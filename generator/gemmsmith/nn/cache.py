@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gemmsmith.errors import ArgumentError
+from gemmsmith.attn.arguments import DTYPES
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.nn.checks import check_integers, check_within
 
 __all__ = ["KVCache", "KeysValues"]
 
@@ -41,7 +43,7 @@ class KVCache:
         device: where they are.
 
     Raises:
-        ArgumentError: where a size is below 1.
+        ArgumentError: where a size is below 1, or attention does not read the dtype.
     """
 
     layers: tuple[KeysValues, ...]
@@ -67,6 +69,9 @@ class KVCache:
         for name, size in sizes.items():
             if size < 1:
                 raise ArgumentError(f"{name} is {size}; a number from 1 up is needed")
+        if dtype not in DTYPES:
+            words = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
+            raise ArgumentTypeError(f"dtype is {dtype}; {words} are legal")
         shape = (batch, capacity, kv_heads, head_dim)
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         self.layers = tuple(
@@ -87,7 +92,13 @@ class KVCache:
         return self.layers[0].k.shape[1]
 
     def layer(self, index: int) -> KeysValues:
-        """Return the memory of one layer."""
+        """Return the memory of one layer.
+
+        Raises:
+            ArgumentError: where there is no such layer.
+        """
+        if not 0 <= index < len(self.layers):
+            raise ArgumentError(f"layer is {index}; 0 to {len(self.layers) - 1} are there")
         return self.layers[index]
 
     def claim(self, tokens: int) -> None:
@@ -106,16 +117,23 @@ class KVCache:
         """Count tokens that have been written: as many for each sequence, or (B,) of them.
 
         Args:
-            tokens: a number, or int32 or int64 (B,) on the device.
+            tokens: a number from 0 up, or int32 or int64 (B,) of them, on the device.
             most: the largest of a tensor, which is not read back; the host counts with it.
 
         Raises:
-            ArgumentError: where a tensor comes without ``most``, or they do not fit.
+            ArgumentError: where a tensor comes without ``most``, or they do not fit. What a tensor
+                on a GPU holds is not read back.
         """
         if isinstance(tokens, Tensor) and most is None:
             raise ArgumentError("tokens on the device come with most, the largest of them")
         count = tokens if isinstance(tokens, int) else int(most or 0)
+        if count < 0:
+            name = "tokens" if isinstance(tokens, int) else "most"
+            raise ArgumentError(f"{name} is {count}; a number from 0 up is needed")
         self.claim(count)
+        if isinstance(tokens, Tensor):
+            check_integers("tokens", tokens, (self.batch,), self.lengths.device)
+            check_within("tokens", tokens, 0, count)
         self.lengths += tokens
         self.longest += count
 
@@ -127,12 +145,29 @@ class KVCache:
         Raises:
             ArgumentError: where they do not fit.
         """
+        memory = self.layer(index)
+        self._check_like(memory, k, v)
         self.claim(k.shape[1])
         slots = self.lengths.long()[:, None] + torch.arange(k.shape[1], device=k.device)
         rows = torch.arange(self.batch, device=k.device)[:, None]
-        memory = self.layer(index)
         memory.k[rows, slots] = k
         memory.v[rows, slots] = v
+
+    def _check_like(self, memory: KeysValues, k: Tensor, v: Tensor) -> None:
+        for name, tensor, kept in (("k", k, memory.k), ("v", v, memory.v)):
+            if tensor.dtype != kept.dtype or tensor.device != kept.device:
+                raise ArgumentTypeError(
+                    f"{name} is {tensor.dtype} on {tensor.device}, the cache {kept.dtype} on"
+                    f" {kept.device}"
+                )
+            sizes = (kept.shape[0], *kept.shape[2:])
+            if tensor.dim() != 4 or (tensor.shape[0], *tensor.shape[2:]) != sizes:
+                batch, heads, size = sizes
+                raise ArgumentError(
+                    f"{name} is {tuple(tensor.shape)}; ({batch}, tokens, {heads}, {size}) is needed"
+                )
+        if k.shape != v.shape:
+            raise ArgumentError(f"k is {tuple(k.shape)}, v is {tuple(v.shape)}: they must agree")
 
     def reset(self) -> None:
         """Forget all tokens; memory stays."""
@@ -143,13 +178,14 @@ class KVCache:
         """Let sequence i go on from what sequence ``rows[i]`` was, as beam search does.
 
         Args:
-            rows: int32 or int64 (B,).
+            rows: int32 or int64 (B,), on the device.
 
         Raises:
-            ArgumentError: where there are not B of them.
+            ArgumentError: where there are not B of them, or one is no sequence: what a tensor on a
+                GPU holds is not read back.
         """
-        if tuple(rows.shape) != (self.batch,):
-            raise ArgumentError(f"rows is {tuple(rows.shape)}; ({self.batch},) is needed")
+        check_integers("rows", rows, (self.batch,), self.lengths.device)
+        check_within("rows", rows, 0, self.batch - 1)
         for layer in self.layers:
             for memory in layer:  # one copy at a time
                 memory.copy_(memory.index_select(0, rows))
