@@ -19,10 +19,12 @@ from gemmsmith.dtypes import (
     DTYPE_WORDS,
     FP16,
     FP32,
+    INPUTS,
     INT8,
     INT32,
     accumulator_of,
     parse_dtype,
+    parse_input,
 )
 from gemmsmith.errors import UnknownArchitectureError
 
@@ -154,3 +156,12 @@ def test_words_of_element_types() -> None:
     assert (accumulator_of(FP16), accumulator_of(INT8)) == (FP32, INT32)
     with pytest.raises(KeyError):
         parse_dtype("int4")
+
+
+def test_words_for_inputs_are_those_that_some_tensor_core_takes() -> None:
+    taken = {dtype for row in ARCHITECTURES for dtype in row.inputs}
+    assert set(INPUTS) == taken
+    assert parse_input("half") == FP16
+    for word in ("fp32", "int32", "int4"):
+        with pytest.raises(KeyError):
+            parse_input(word)

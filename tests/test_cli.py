@@ -337,6 +337,10 @@ def test_the_benchmark_and_its_self_test_need_a_gpu_alike(
         ),
         (("--constant-b", "--ffn", "llama3-8b"), "error: --constant-b goes with --grid\n"),
         (
+            ("--dtype", "fp32"),
+            "error: --dtype fp32: use one of bf16, fp16, int8\n",
+        ),
+        (
             ("--dtype", "int8", "--all-kernels"),
             (
                 "error: --all-kernels goes with bf16 and fp16: benchmarks/sweep.py times single"

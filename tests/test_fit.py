@@ -121,6 +121,20 @@ def test_calls_beyond_a_grid_are_refused_by_kernels_without_a_persistent_one() -
     assert misfit(dataclasses.replace(plain, schedule="pingpong"), many) == ""
 
 
+def test_sizes_that_kernels_cannot_count_are_no_calls_for_them() -> None:
+    """Else the launch fails where torch could take the call."""
+    spec = KernelSpec(**{**HOPPER, "schedule": "pingpong", "tile": Tile(64, 128, 64)})
+    assert misfit(spec, call(m=2**31 - 72)) == ""
+    for size, words in [
+        ({"m": 2**31}, "M=2147483648 in whole tiles of 64 is over 2147483647, what kernels"),
+        ({"m": 2**31 - 8}, "M=2147483640 in whole tiles of 64 is over 2147483647"),
+        ({"n": 2**31 - 64}, "N=2147483584 in whole tiles of 128 is over 2147483647"),
+        ({"k": 2**40}, "K=1099511627776 in whole tiles of 64 is over 2147483647"),
+        ({"batch": 2**31}, "batch=2147483648 is over 2147483647"),
+    ]:
+        assert misfit(spec, call(**size)).startswith(words)
+
+
 def test_a_lean_kernel_takes_fewer_matrices_where_it_splits_k() -> None:
     spec = KernelSpec(**LEAN, split_k=4)
     call = GemmProblem(m=8, n=8, k=8, batch=16_383, a=BF16, b=BF16, d=BF16)

@@ -183,6 +183,8 @@ def test_other_software_and_edited_kernels_are_noted(
 def test_what_cannot_be_asked_is_refused(file: Path) -> None:
     for words, part in [
         (["8", "64", "64", "--dtype", "fp8"], "use bf16, fp16 or int8"),
+        (["8", "64", "64", "--dtype", "fp32"], "--dtype fp32: use bf16, fp16 or int8"),
+        (["8", "64", "64", "--dtype", "int32"], "--dtype int32: use bf16, fp16 or int8"),
         (["8", "64", "64", "--layout", "tn"], "use one of rcr"),
         (["8", "64", "64", "--gpu", "NVIDIA H800"], "--sms"),
         (["8", "64", "64", "--arch", "sm_89"], "--sms"),
@@ -194,6 +196,19 @@ def test_what_cannot_be_asked_is_refused(file: Path) -> None:
         result = CliRunner().invoke(app, ["which", *words], env={"COLUMNS": "200"})
         assert result.exit_code == 2
         assert part in result.output
+
+
+@pytest.mark.parametrize("sizes", [("8", "2147483648", "64"), ("1" + "0" * 400, "64", "64")])
+def test_sizes_beyond_32_bits_are_refused_as_explain_refuses_them(
+    file: Path, sizes: tuple[str, str, str]
+) -> None:
+    told = [
+        CliRunner().invoke(app, words)
+        for words in (["which", *sizes, str(file)], ["explain", str(file), "--problem", *sizes])
+    ]
+    assert told[0].output == told[1].output
+    assert told[0].output.endswith("; it must be 2147483647 or less\n")
+    assert [each.exit_code for each in told] == [1, 1]
 
 
 def test_the_plainest_kind_that_fits_is_chosen_from_as_a_call_does() -> None:

@@ -28,6 +28,9 @@ INT32 = DType(name="int32", bytes=4, aliases=("s32", "i32"))
 
 DTYPES: tuple[DType, ...] = (FP16, BF16, FP32, INT8, INT32)
 
+INPUTS: tuple[DType, ...] = (BF16, FP16, INT8)
+"""Element types of A and B: those that tensor cores of some architecture here multiply."""
+
 
 def accumulator_of(dtype: DType) -> DType:
     """Return the type that products of ``dtype`` are summed in where nothing else is said."""
@@ -47,3 +50,15 @@ def parse_dtype(word: str) -> DType:
         KeyError: where ``word`` is none of :data:`DTYPE_WORDS`.
     """
     return _BY_WORD[word.lower()]
+
+
+def parse_input(word: str) -> DType:
+    """Return the element type of A and B that ``word`` names.
+
+    Raises:
+        KeyError: where ``word`` names none of :data:`INPUTS`.
+    """
+    dtype = parse_dtype(word)
+    if dtype not in INPUTS:
+        raise KeyError(word)
+    return dtype

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gemmsmith.choose import slots, tiles, waves
 from gemmsmith.errors import ArgumentError
-from gemmsmith.fit import misfit
+from gemmsmith.fit import check_sizes, misfit
 from gemmsmith.footprint import (
     accumulator_registers,
     epilogue_bytes,
@@ -29,9 +29,6 @@ FLOP_PER_BYTE: dict[str, float] = {  # data sheets: dense 16-bit over memory ban
     "sm_90a": 989e12 / 4.8e12,  # H200 SXM, HBM3e
 }
 """16-bit operations that a GPU of each architecture does while it moves one byte of memory."""
-
-MAX_SIZE = 2**31 - 1
-"""The largest M, N and K: CUTLASS keeps them in 32 bits."""
 
 WARPGROUPS: dict[str, int] = {"warp_specialized": 2, "pingpong": 3, "cooperative": 3}
 """128-thread groups of CUTLASS's 3.x schedules: one loads, the others compute."""
@@ -123,7 +120,7 @@ def explain_problem(
 
     Raises:
         ArgumentError: where a size is negative, ``sm_count`` is below 1, or one of them is above
-            :data:`MAX_SIZE`.
+            :data:`gemmsmith.fit.MAX_SIZE`.
     """
     for argument, value, least in (
         ("m", m, 0),
@@ -133,8 +130,7 @@ def explain_problem(
     ):
         if value < least:
             raise ArgumentError(f"{argument} is {value}; it must be {least} or more")
-        if value > MAX_SIZE:
-            raise ArgumentError(f"{argument} is {value}; it must be {MAX_SIZE} or less")
+    check_sizes(m=m, n=n, k=k, sm_count=sm_count)
     problem = replace(_contiguous(spec, m, n, k), constant_b=constant_b)
     count, steps = tiles(spec, problem), _up(k, spec.tile.k)
     computed = count * spec.tile.m * spec.tile.n * steps * spec.tile.k

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmsmith.dtypes import INT8
+from gemmsmith.errors import ArgumentError
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import GATE_BLOCK, KernelSpec
 
+MAX_SIZE = 2**31 - 1
+"""The largest M, N, K and batch, M, N and K in whole tiles: kernels count in 32 bits."""
 MOST_BLOCKS_YZ = 65_535  # of a grid's second and third dimension
-MOST_INT8_PRODUCTS = (2**31 - 1) // 128**2
+MOST_INT8_PRODUCTS = MAX_SIZE // 128**2
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse sizes that no kernel can take, before numbers of absurd length are computed with.
+
+    Raises:
+        ArgumentError: where one is above :data:`MAX_SIZE`.
+    """
+    for name, size in sizes.items():
+        if size > MAX_SIZE:
+            raise ArgumentError(f"{name} is {size}; it must be {MAX_SIZE} or less")
 
 
 def misfits(specs: Iterable[KernelSpec], problem: GemmProblem) -> list[str]:
@@ -61,7 +75,7 @@ def misfit(spec: KernelSpec, problem: GemmProblem) -> str:
         return reason
     if spec.a == INT8 and problem.k > MOST_INT8_PRODUCTS:
         return f"K={problem.k}: int32 holds {MOST_INT8_PRODUCTS:,} products of -128 * -128 at most"
-    if reason := _beyond_the_grid(spec, problem):
+    if reason := _beyond_32_bits(spec, problem) or _beyond_the_grid(spec, problem):
         return reason
     for operand, elements, dtype, found, (dimension, extent) in zip(
         "abd",
@@ -115,6 +129,18 @@ def _other_function(argument: str, wanted: str, found: str) -> str:
             f'the kernel\'s {argument} is {wanted}, the call has none: pass {argument}="{wanted}"'
         )
     return f"the kernel's {argument} is {wanted}, the call's is {found}"
+
+
+def _beyond_32_bits(spec: KernelSpec, problem: GemmProblem) -> str:
+    if problem.batch > MAX_SIZE:
+        return f"batch={problem.batch} is over {MAX_SIZE}, what kernels count to"
+    sizes = (problem.m, problem.n, problem.k)
+    for name, size, tile in zip("MNK", sizes, spec.tile, strict=True):
+        if size > MAX_SIZE - tile:
+            return (
+                f"{name}={size} in whole tiles of {tile} is over {MAX_SIZE}, what kernels count to"
+            )
+    return ""
 
 
 def _beyond_the_grid(spec: KernelSpec, problem: GemmProblem) -> str:

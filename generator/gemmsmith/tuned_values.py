@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from gemmsmith.arch import ARCHITECTURES
 from gemmsmith.buckets import BUCKETS
 from gemmsmith.config_problems import unknown_word
-from gemmsmith.dtypes import DTYPES
+from gemmsmith.dtypes import DTYPES, INPUTS
 from gemmsmith.spec import Layout
 
 RASTERS = (1, 2)
@@ -24,7 +24,6 @@ PLAIN = "plain"
 """The epilogue of a call that asks for none of :data:`EPILOGUE_WORDS`."""
 EPILOGUE_WORDS = ("scaled", "zero_point", "activation", "gate", "residual", "constant")
 """What an entry's epilogue is joined of by ``+``, in this order."""
-_INPUTS = {dtype for row in ARCHITECTURES for dtype in row.inputs}
 _OUTPUTS = {dtype for row in ARCHITECTURES for each in row.outputs.values() for dtype in each}
 
 
@@ -93,7 +92,7 @@ def _names(dtypes: Iterable[object]) -> list[str]:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bucket = Annotated[int, AfterValidator(_bucket)]
-Input = Annotated[str, AfterValidator(_one_of(_names(_INPUTS), "element type of a"))]
+Input = Annotated[str, AfterValidator(_one_of(_names(INPUTS), "element type of a"))]
 Output = Annotated[str, AfterValidator(_one_of(_names(_OUTPUTS), "element type of d"))]
 LayoutWord = Annotated[str, AfterValidator(_one_of(get_args(Layout), "layout"))]
 Epilogue = Annotated[str, AfterValidator(_epilogue)]

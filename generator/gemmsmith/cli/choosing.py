@@ -127,12 +127,13 @@ def _problem(
 ) -> GemmProblem:
     from typing import get_args
 
-    from gemmsmith.dtypes import BF16, INT8, parse_dtype
+    from gemmsmith.dtypes import BF16, INT8, parse_input
+    from gemmsmith.fit import check_sizes
     from gemmsmith.problem import packed_problem
     from gemmsmith.spec import Activation, Gate, Layout
 
     try:
-        dtype = parse_dtype(word)
+        dtype = parse_input(word)
     except KeyError:
         raise typer.BadParameter(f"--dtype {word}: use bf16, fp16 or int8") from None
     for name, value, kind in (
@@ -143,6 +144,7 @@ def _problem(
         legal = [each for each in get_args(kind) if each != "any"]
         if value not in legal:
             raise typer.BadParameter(f"--{name} {value}: use one of {', '.join(legal)}")
+    check_sizes(**dict(zip("mnk", shape, strict=True)))
     return packed_problem(
         *shape,
         dtype,

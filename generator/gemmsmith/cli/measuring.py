@@ -72,7 +72,7 @@ def print_measured(asked: Measurement) -> None:
 
 
 def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
-    from gemmsmith.dtypes import INT8, parse_dtype
+    from gemmsmith.dtypes import INPUTS, INT8, parse_input
     from gemmsmith.errors import MeasureError
 
     if asked.constant_b and asked.grid is None:
@@ -89,9 +89,10 @@ def _way(asked: Measurement) -> Callable[[Measurement], Measured]:
             _refuse_others(name, asked)
             return way
     try:
-        return _int8 if asked.dtype and parse_dtype(asked.dtype) == INT8 else _gemms
+        return _int8 if asked.dtype and parse_input(asked.dtype) == INT8 else _gemms
     except KeyError:
-        return _gemms  # which tells what is legal
+        legal = ", ".join(known.name for known in INPUTS)
+        raise MeasureError(f"--dtype {asked.dtype}: use one of {legal}") from None
 
 
 def _refuse_others(name: str, asked: Measurement) -> None:

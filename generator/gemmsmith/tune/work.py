@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from gemmsmith.bench.model_shapes import load_model
 from gemmsmith.buckets import BUCKETS
-from gemmsmith.dtypes import BF16, INT8, DType, parse_dtype
+from gemmsmith.dtypes import BF16, INPUTS, INT8, DType, parse_input
 from gemmsmith.errors import MeasureError
 from gemmsmith.problem import GemmProblem, packed_problem
 from gemmsmith.tuned import Key, key_of
@@ -16,7 +16,6 @@ from gemmsmith.tuned import Key, key_of
 Epilogue = Literal["plain", "residual", "activation", "gate"]
 EPILOGUES: tuple[str, ...] = get_args(Epilogue)
 """What may follow the product; int8 has scales besides. A gate goes with gate_up weights alone."""
-DTYPES = ("bf16", "fp16", "int8")
 FIRST = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 8192)
 """Buckets that are measured before the others."""
 
@@ -85,11 +84,10 @@ def weights_of(
     if unknown:
         raise MeasureError(f"epilogue {unknown[0]!r} is not known; use {', '.join(EPILOGUES)}")
     try:
-        element = parse_dtype(dtype)
+        element = parse_input(dtype)
     except KeyError:
-        element = None
-    if element is None or element.name not in DTYPES:
-        raise MeasureError(f"dtype {dtype!r} cannot be tuned; use one of {', '.join(DTYPES)}")
+        legal = ", ".join(known.name for known in INPUTS)
+        raise MeasureError(f"dtype {dtype!r} cannot be tuned; use one of {legal}") from None
     asked = [(each.op, each.n, each.k) for name in models for each in load_model(name).shapes]
     asked += [("", n, k) for n, k in shapes]
     found = [
