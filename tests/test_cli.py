@@ -206,6 +206,13 @@ def test_explain_says_why_a_problem_does_not_fit(file: Path) -> None:
     assert "cannot take the problem: " in text
 
 
+@pytest.mark.parametrize("verb", ["list", "explain", "render", "build"])
+def test_a_file_without_kernels_of_the_architecture_is_told_so(file: Path, verb: str) -> None:
+    result = run(verb, file, "--arch", "sm_89")
+    message = f"error: {file}: has kernels for sm_90a, sm_80, none for sm_89\n"
+    assert (result.exit_code, result.output) == (2, message)
+
+
 def test_render_prints_one_kernel(file: Path) -> None:
     result = run("render", file, "--kernel", SM_80)
     assert result.exit_code == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from gemmsmith.arch import Architecture, parse_architecture
 from gemmsmith.attn.config import load_attention
 from gemmsmith.attn.spec import AttentionSpec
+from gemmsmith.config_asked import AskedKernel
 from gemmsmith.config_entries import read_entries
 from gemmsmith.config_entry import Entry
 from gemmsmith.config_model import schema
@@ -39,7 +40,7 @@ def load_specs(path: Path | str, *, arch: Sequence[str] | None = None) -> tuple[
         raise ConfigError([Problem(file=str(path), line=0, message=message)])
     kept = tuple(spec for spec in specs if wanted is None or spec.arch in wanted)
     if not kept:
-        raise _nothing_left(path, specs, entries, wanted or ())
+        raise nothing_left(path, specs, entries, wanted or ())
     return kept
 
 
@@ -71,7 +72,7 @@ def load_kernels(
     kept = tuple(spec for spec in specs if wanted is None or spec.arch in wanted)
     kept_attention = tuple(spec for spec in attention if wanted is None or spec.arch in wanted)
     if not kept and not kept_attention:
-        raise _nothing_left(path, (*specs, *attention), entries, wanted or ())
+        raise nothing_left(path, (*specs, *attention), entries, wanted or ())
     return kept, kept_attention
 
 
@@ -102,12 +103,13 @@ def _gemms(path: Path | str) -> tuple[tuple[KernelSpec, ...], list[Entry]]:
     return tuple(entry.spec for entry in first.values() if entry.spec is not None), entries
 
 
-def _nothing_left(
+def nothing_left(
     path: Path | str,
-    specs: Sequence[KernelSpec | AttentionSpec],
-    entries: Sequence[Entry],
+    specs: Sequence[KernelSpec | AttentionSpec | AskedKernel],
+    entries: Sequence[AskedKernel],
     wanted: Sequence[Architecture],
 ) -> ConfigError:
+    """Return that ``path`` has kernels, those of ``specs``, and none of the ``wanted`` rows."""
     have = ", ".join(dict.fromkeys(spec.arch.name for spec in specs))
     asked = ", ".join(row.name for row in wanted)
     message = f"has kernels for {have}, none for {asked or 'an empty list of architectures'}"

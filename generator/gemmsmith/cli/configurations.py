@@ -176,11 +176,14 @@ def explain(
     """
     from gemmsmith.attn.config import inspect_attention
     from gemmsmith.attn.explain import explain_attention
-    from gemmsmith.config import inspect_file
+    from gemmsmith.config import inspect_file, nothing_left
     from gemmsmith.explain import explain_problem, explain_spec
 
-    rows = _rows(arch)
-    entries = [entry for entry in inspect_file(source_of(source)) if _is_of(entry, rows)]
+    rows, place = _rows(arch), source_of(source)
+    gemms, heads = inspect_file(place), inspect_attention(place)
+    if rows is not None and not any(_is_of(entry, rows) for entry in (*gemms, *heads)):
+        raise nothing_left(place, (*gemms, *heads), (), rows)
+    entries = [entry for entry in gemms if _is_of(entry, rows)]
     results = []
     for entry in entries:
         report = met = None
@@ -193,7 +196,7 @@ def explain(
         results.append((entry, report, met))
     attention = [
         (entry, explain_attention(entry.spec) if entry.spec is not None else None)
-        for entry in inspect_attention(source_of(source))
+        for entry in heads
         if _is_of(entry, rows)
     ]
     if as_json:
