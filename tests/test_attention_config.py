@@ -167,7 +167,8 @@ def test_what_cannot_be_read_is_told_once(file: Path, text: str, message: str) -
 
 
 def test_what_one_architecture_cannot_have_is_skipped_where_another_can(file: Path) -> None:
-    file.write_text(ALONE.replace("arch: sm_90a", "arch: [sm_90a, sm_80]"))
+    hopper = "arch: [sm_90a, sm_80]\n    schedule: pingpong"
+    file.write_text(ALONE.replace("arch: sm_90a", hopper))
     assert {spec.arch for spec in load_attention(file)} == {SM_90A}
     listed = facts("list", file)
     assert len(listed["kernels"]) == len(listed["skipped"]) == 6

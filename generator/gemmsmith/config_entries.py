@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gemmsmith.arch import Architecture
 from gemmsmith.config_entry import Entry, judged, keys_of
-from gemmsmith.config_model import FamilyKeys, FileKeys, KernelKeys
+from gemmsmith.config_model import AttentionKeys, FamilyKeys, FileKeys, KernelKeys
 from gemmsmith.config_problems import EXAMPLES, missing_key, same_names, sentences
 from gemmsmith.errors import Problem
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
@@ -75,38 +76,58 @@ def _read_file(document: Document) -> tuple[list[Entry], list[Problem]]:
     return entries, sorted(problems, key=lambda problem: problem.line)
 
 
+class SoundPart(NamedTuple):
+    """A family of a file without the kernels whose keys are wrong."""
+
+    block: dict[str, Any]
+    paths: list[KeyPath]
+    """Where its kernels are; of a family without a list of them, where it is itself."""
+    whole: bool
+    """Whether nothing was left out."""
+
+
+def sound_part(block: object, path: KeyPath, broken: set[KeyPath]) -> SoundPart | None:
+    """Return what can be judged of the family at ``path``; None where nothing can.
+
+    ``broken`` has the place of each key that is wrong. What follows from a wrong key of the family
+    would be wrong too.
+    """
+    inside = [loc[2:] for loc in broken if loc[:2] == path]
+    if not isinstance(block, dict) or any(
+        loc[:1] != ("kernels",) or len(loc) == 1 for loc in inside
+    ):
+        return None
+    bad = {loc[1] for loc in inside}
+    listed = block.get("kernels")
+    if not listed:
+        return SoundPart(block, [path], not bad)
+    sound = [at for at in range(len(listed)) if at not in bad]
+    kept = {**block, "kernels": [listed[at] for at in sound]}
+    return SoundPart(kept, [(*path, "kernels", at) for at in sound], not bad) if sound else None
+
+
 def _kernels(
     document: Document, place: int, block: object, broken: set[KeyPath]
 ) -> Iterator[Entry | Problem]:
     """Yield the kernels of one family; those with broken keys are left out."""
     path: KeyPath = ("families", place)
-    inside = [loc[2:] for loc in broken if loc[:2] == path]
-    if not isinstance(block, dict) or any(
-        loc[:1] != ("kernels",) or len(loc) == 1 for loc in inside
-    ):
-        return  # what follows from a wrong family key would be wrong too
-    bad = {loc[1] for loc in inside}
-    listed = block.get("kernels")
-    sound = [at for at in range(len(listed or ())) if at not in bad]
-    if listed and not sound:
+    part = sound_part(block, path, broken)
+    if part is None:
         return
-    family = FamilyKeys.model_validate(
-        {**block, "kernels": [listed[at] for at in sound]} if listed else block
-    )
-    blocks = [
-        ((*path, "kernels", at), kernel)
-        for at, kernel in zip(sound, family.kernels or (), strict=True)
-    ]
-    blocks = blocks if listed else [(path, family)]
+    family = FamilyKeys.model_validate(part.block)
+    blocks = list(zip(part.paths, family.kernels or (family,), strict=True))
     named = [row for _, kernel in blocks for row in keys_of(family, kernel).arch]
-    if named and not bad:
-        yield from _strangers(document, path, family, named)
+    if named and part.whole:
+        yield from strangers(document, path, family, named)
     for where, kernel in blocks:
         yield from _crossed(document, family, kernel, where)
 
 
-def _strangers(
-    document: Document, path: KeyPath, block: KernelKeys, named: Sequence[Architecture]
+def strangers(
+    document: Document,
+    path: KeyPath,
+    block: KernelKeys | AttentionKeys,
+    named: Sequence[Architecture],
 ) -> Iterator[Problem]:
     """Yield a problem for each architecture of ``per_arch`` that no kernel is asked for."""
     for row in block.per_arch:
@@ -135,7 +156,7 @@ def _crossed(
     if missing:
         return
     if kernel is not family:
-        yield from _strangers(document, path, kernel, keys.arch)
+        yield from strangers(document, path, kernel, keys.arch)
     combinations = list(itertools.product(keys.dtype, keys.layout))
     rows = [
         [

@@ -98,7 +98,7 @@ def judged(
     found = _first_legal(fields, arch, tile, keys)
     spec = found if isinstance(found, KernelSpec) else None
     broken = () if isinstance(found, KernelSpec) else found
-    places = [_place(document, path, arch, objection.key) for objection in broken]
+    places = [place_of(document, path, arch, objection.key) for objection in broken]
     shared = {(*block, key) for block in (path, path[:2]) for key in ArchKeys.model_fields}
     return Entry(
         file=document.file,
@@ -111,7 +111,7 @@ def judged(
         layout=layout,
         spec=spec,
         objections=tuple(
-            _on_one_alone(objection, arch) if len(keys.arch) > 1 and place in shared else objection
+            on_one_alone(objection, arch) if len(keys.arch) > 1 and place in shared else objection
             for objection, place in zip(broken, places, strict=True)
         ),
         lines=tuple(document.lines[place] if place is not None else line for place in places),
@@ -146,8 +146,8 @@ def _alignment(given: AlignmentKeys, dtypes: DTypes, d: DType, store: Store) -> 
     )
 
 
-def _place(document: Document, path: KeyPath, arch: Architecture, key: str) -> KeyPath | None:
-    """Where the file gives ``key`` to the kernel at ``path`` on ``arch``; None where nowhere."""
+def place_of(document: Document, path: KeyPath, arch: Architecture, key: str) -> KeyPath | None:
+    """Return where the file gives ``key`` to the kernel at ``path`` on ``arch``, if anywhere."""
     blocks = (path, path[:2])
     wanted = [place for block in blocks for place in _per_arch(document, block, arch, key)]
     wanted += [(*block, key) for block in blocks]
@@ -163,7 +163,7 @@ def _per_arch(
             yield (*place, key)
 
 
-def _on_one_alone(objection: Objection, arch: Architecture) -> Objection:
-    """Tell an entry of several architectures how one of them gets another value of a key."""
+def on_one_alone(objection: Objection, arch: Architecture) -> Objection:
+    """Return what tells, too, how one of several architectures gets another value of a key."""
     apart = f"(for {arch.name} alone: per_arch: {{{arch.name}: {{{objection.key}: ...}}}})"
     return replace(objection, fix=f"{objection.fix} {apart}".strip())

@@ -267,8 +267,36 @@ class FamilyKeys(KernelKeys):
     """The kernels, each with the keys in which it differs; without them: one kernel."""
 
 
-class AttentionKeys(_Block):
-    """One attention kernel: each key replaces the same key of its family."""
+class AttentionArchKeys(_Block):
+    """The keys of attention kernels that may differ from one architecture to the next."""
+
+    tile: Annotated[tuple[int, ...], BeforeValidator(_two_numbers)] | None = None
+    """Tile of one block: queries and keys, for example [128, 128]. Of split_kv, queries of all
+    heads that share one of k count."""
+    stages: Annotated[
+        int | None,
+        BeforeValidator(_automatic),
+        WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}]}),
+    ] = None
+    """Buffers for tiles of keys, and as many for values; auto, as where not given: what the kernel
+    has of multistage (4 on sm_80 to sm_89, 2 on sm_70 and sm_75), 2 of the others."""
+    schedule: AttentionSchedule | None = None
+    """pingpong: the warpgroups of a block multiply in turns, and one's softmax runs beside
+    another's products; cooperative: each as it comes (both sm_90a); multistage: for many queries
+    on Volta to Ada; split_kv: blocks share the keys of a head, for few queries (sm_80 and
+    later). Where not given: split_kv with warps, else pingpong on sm_90a; on sm_70 to sm_89
+    multistage for tiles of 32 queries and more, else split_kv."""
+    warps: Annotated[tuple[int, ...], BeforeValidator(_warps)] | None = None
+    """Warps of a split_kv block along queries and along keys, for example [1, 4]."""
+    cluster: int = 1
+    """Blocks of a split_kv kernel that put results together in shared memory: 1, 2, 4 or 8."""
+    constant_cache: bool = False
+    """Read keys and values but the newest before the kernel ahead in the stream has ended: for
+    caches whose older places no queued work writes (sm_90a, split_kv)."""
+
+
+class AttentionKeys(AttentionArchKeys):
+    """One attention kernel: each key replaces the same key of its family, except per_arch."""
 
     arch: Annotated[
         tuple[ArchWord, ...],
@@ -276,7 +304,8 @@ class AttentionKeys(_Block):
         _OneOrList(),
         Field(min_length=1, strict=False),
     ] = ()
-    """Architecture, or a list of them."""
+    """Architecture, or a list of them. What one of them cannot have and another can is skipped
+    there, with its reason."""
     dtype: Annotated[
         tuple[DTypeWord, ...],
         BeforeValidator(_listed),
@@ -291,23 +320,9 @@ class AttentionKeys(_Block):
         Field(min_length=1, strict=False),
     ] = ()
     """Size of a head, or a list of them: 64, 80, 96, 128, 256. Smaller heads run padded."""
-    tile: Annotated[tuple[int, ...], BeforeValidator(_two_numbers)] | None = None
-    """Tile of one block: queries and keys, for example [128, 128]. Of split_kv, queries of all
-    heads that share one of k count."""
-    stages: int = 2
-    """Buffers for tiles of keys, and as many for values; 2 where not given."""
-    schedule: AttentionSchedule = "pingpong"
-    """pingpong: the warpgroups of a block multiply in turns, and one's softmax runs beside
-    another's products; cooperative: each as it comes (both sm_90a); multistage: for many queries
-    on Volta to Ada; split_kv: blocks share the keys of a head, for few queries (sm_80 and
-    later)."""
-    warps: Annotated[tuple[int, ...], BeforeValidator(_warps)] | None = None
-    """Warps of a split_kv block along queries and along keys, for example [1, 4]."""
-    cluster: int = 1
-    """Blocks of a split_kv kernel that put results together in shared memory: 1, 2, 4 or 8."""
-    constant_cache: bool = False
-    """Read keys and values but the newest before the kernel ahead in the stream has ended: for
-    caches whose older places no queued work writes (sm_90a, split_kv)."""
+    per_arch: Annotated[dict[ArchWord, AttentionArchKeys], BeforeValidator(_one_block_each)] = {}
+    """Keys that replace the others on one architecture: {sm_80: {tile: [64, 64]}}. A kernel's go
+    before its family's, key by key."""
 
 
 class AttentionFamilyKeys(AttentionKeys):

@@ -15,6 +15,7 @@ from gemmsmith.config_model import (
     WORDS,
     AlignmentKeys,
     ArchKeys,
+    AttentionArchKeys,
     AttentionFamilyKeys,
     AttentionKeys,
     DTypes,
@@ -54,6 +55,14 @@ EXAMPLES = {
     "per_arch": "per_arch: {sm_90a: {cluster: [2, 1]}}",
 }
 """How to write the keys that are not one plain word."""
+ATTENTION_EXAMPLES = {
+    **EXAMPLES,
+    "tile": "tile: [128, 128]",
+    "dtype": "dtype: bf16",
+    "kernels": "kernels: followed by entries such as '- {tile: [128, 128]}'",
+    "per_arch": "per_arch: {sm_80: {tile: [64, 64]}}",
+}
+"""Likewise, of attention kernels."""
 
 
 Models = Mapping[str, type[BaseModel]]
@@ -143,6 +152,7 @@ def _sentence(error: Mapping[str, Any], models: Models) -> str:
     kind: str = error["type"]
     found = error["input"]
     where: KeyPath = error["loc"]
+    examples = ATTENTION_EXAMPLES if models is _ATTENTION else EXAMPLES
     words = [part for part in where if isinstance(part, str)]
     key = words[-1] if words else ""
     key = "per_arch" if "per_arch" in words[-2:] else key  # an architecture's name is no key
@@ -151,7 +161,7 @@ def _sentence(error: Mapping[str, Any], models: Models) -> str:
     if kind == "sentence":
         return str(error["ctx"]["text"])
     if kind == "missing":
-        example = f"; for example {EXAMPLES[key]}" if key in EXAMPLES else ""
+        example = f"; for example {examples[key]}" if key in examples else ""
         return f"key {key!r} is missing{example}"
     if kind == "dtype":
         return _unknown_dtype(str(found))
@@ -168,9 +178,9 @@ def _sentence(error: Mapping[str, Any], models: Models) -> str:
         return f"{_shown(found)} is not above {error['ctx']['gt']:g}"
     if kind in ("too_short", "too_long"):
         count = len(found) if isinstance(found, list) else 0
-        return f"{_shown(found)} has {count} entries; write {EXAMPLES.get(key, 'more')}"
-    if key in EXAMPLES:
-        return f"{_shown(found)} does not fit; write {EXAMPLES[key]}"
+        return f"{_shown(found)} has {count} entries; write {examples.get(key, 'more')}"
+    if key in examples:
+        return f"{_shown(found)} does not fit; write {examples[key]}"
     return f"{_shown(found)} does not fit here: {error['msg']}"
 
 
@@ -182,7 +192,8 @@ def _shown(value: object) -> str:
 def _unknown_key(key: str, where: KeyPath, value: object, models: Models) -> str:
     parents = [part for part in where[:-1] if isinstance(part, str)]
     parent = parents[-1] if parents else ""
-    legal = tuple(models.get(parent, ArchKeys).model_fields)  # else a word under per_arch
+    in_arch = AttentionArchKeys if models is _ATTENTION else ArchKeys  # a word under per_arch
+    legal = tuple(models.get(parent, in_arch).model_fields)
     if parent == "kernels" and key == "name":
         return "unknown key 'name': a kernel is named by its fields; only the family has a name"
     if parent == "epilogue" and key in ("alpha", "beta"):

@@ -5,28 +5,27 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from gemmsmith.arch import Architecture, parse_architecture
-from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
-from gemmsmith.config_asked import AskedKernel
-from gemmsmith.config_entries import files_of
+from gemmsmith.arch import parse_architecture
+from gemmsmith.attn.config_entry import AttentionEntry, attention_keys, judged
+from gemmsmith.attn.spec import AttentionSpec
+from gemmsmith.config_entries import files_of, sound_part, strangers
 from gemmsmith.config_model import AttentionFamilyKeys, AttentionKeys, FileKeys
-from gemmsmith.config_problems import EXAMPLES, missing_key, same_names, sentences
-from gemmsmith.dtypes import DType
-from gemmsmith.errors import ConfigError, IllegalKernelError, Objection, Problem
+from gemmsmith.config_problems import (
+    ATTENTION_EXAMPLES,
+    missing_key,
+    same_names,
+    sentences,
+)
+from gemmsmith.errors import ConfigError, Problem
 from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
 
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionEntry(AskedKernel):
-    """One attention kernel that a file asks for: its spec, or why it cannot exist."""
-
-    spec: AttentionSpec | None
-    """The kernel; None where it is illegal."""
+__all__ = ["AttentionEntry", "inspect_attention", "load_attention"]
 
 
 def load_attention(
@@ -43,8 +42,8 @@ def load_attention(
     """
     wanted = None if arch is None else [parse_architecture(word) for word in arch]
     first: dict[AttentionSpec, AttentionEntry] = {}
-    entries = inspect_attention(path)
-    problems = [problem for entry in entries for problem in entry.problems]
+    entries, problems = _read(Path(path))
+    problems += [problem for entry in entries for problem in entry.problems]
     if problems:
         raise ConfigError(problems)
     for entry in entries:
@@ -66,110 +65,78 @@ def inspect_attention(path: Path | str) -> tuple[AttentionEntry, ...]:
     Raises:
         ConfigError: where a file cannot be read as families; legality is not judged here.
     """
+    entries, problems = _read(Path(path))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(entries)
+
+
+def _read(path: Path) -> tuple[list[AttentionEntry], list[Problem]]:
+    """Return the kernels of a file or folder, legal or not, and what is wrong with the YAML."""
     found: list[AttentionEntry | Problem] = []
-    for file in files_of(Path(path)):
+    for file in files_of(path):
         document = read_yaml(file)
         found += document.problems
         data = document.data
         if isinstance(data, dict) and "attention" in data:
-            found += _read(document, {"attention": data["attention"]})
-    problems = [result for result in found if isinstance(result, Problem)]
-    if problems:
-        raise ConfigError(problems)
-    return tuple(result for result in found if isinstance(result, AttentionEntry))
+            found += _families(document, data["attention"])
+    entries = [result for result in found if isinstance(result, AttentionEntry)]
+    return entries, [result for result in found if isinstance(result, Problem)]
 
 
-def _read(document: Document, data: dict[str, object]) -> Iterator[AttentionEntry | Problem]:
+def _families(document: Document, listed: object) -> Iterator[AttentionEntry | Problem]:
+    errors: list[ErrorDetails] = []
     try:
-        families = FileKeys.model_validate(data).attention
+        FileKeys.model_validate({"attention": listed})
     except ValidationError as error:
-        yield from sentences(error.errors(), document)
+        errors = error.errors()
+    yield from sentences(errors, document)
+    blocks = listed if isinstance(listed, list) else []
+    names = [block.get("name") if isinstance(block, dict) else None for block in blocks]
+    yield from same_names(document, "attention", names).values()
+    broken = {error["loc"] for error in errors} | document.refused
+    for place, block in enumerate(blocks):
+        yield from _kernels(document, ("attention", place), block, broken)
+
+
+def _kernels(
+    document: Document, path: KeyPath, block: object, broken: set[KeyPath]
+) -> Iterator[AttentionEntry | Problem]:
+    """Yield the kernels of one family; those with broken keys are left out."""
+    part = sound_part(block, path, broken)
+    if part is None:
         return
-    same = same_names(document, "attention", [family.name for family in families])
-    for place, family in enumerate(families):
-        path: KeyPath = ("attention", place)
-        if place in same:
-            yield same[place]
-        if family.kernels is None:
-            yield from _crossed(document, family, family, path)
-            continue
-        for at, kernel in enumerate(family.kernels):
-            yield from _crossed(document, family, kernel, (*path, "kernels", at))
+    family = AttentionFamilyKeys.model_validate(part.block)
+    kernels: Sequence[AttentionKeys] = family.kernels or (family,)
+    named = [row for kernel in kernels for row in attention_keys(family, kernel).arch]
+    if named and part.whole:
+        yield from strangers(document, path, family, named)
+    for where, kernel in zip(part.paths, kernels, strict=True):
+        yield from _crossed(document, family, kernel, where)
 
 
 def _crossed(
     document: Document, family: AttentionFamilyKeys, kernel: AttentionKeys, path: KeyPath
 ) -> Iterator[AttentionEntry | Problem]:
-    """Yield one entry for each architecture, element type and head size of a kernel."""
-    given = {
-        key: getattr(block, key)
-        for block in (family, kernel)
-        for key in block.model_fields_set
-        if key in AttentionKeys.model_fields
-    }
-    keys = AttentionKeys.model_construct(**given)
-    missing = [key for key in ("arch", "dtype", "head_dim", "tile") if not getattr(keys, key)]
+    """Yield one entry for each architecture, element type and head size of a kernel.
+
+    What is illegal on one architecture and legal on another is skipped, not refused.
+    """
+    keys = attention_keys(family, kernel)
+    missing = [key for key in ("arch", "dtype", "head_dim") if not getattr(keys, key)]
+    if not all(attention_keys(family, kernel, arch).tile for arch in keys.arch or (None,)):
+        missing.append("tile")
     for key in missing:
-        example = "tile: [128, 128]" if key == "tile" else EXAMPLES[key]
-        yield missing_key(document, path, family.name, key, example)
-    if missing or keys.tile is None:
+        yield missing_key(document, path, family.name, key, ATTENTION_EXAMPLES[key])
+    if missing:
         return
+    if kernel is not family:
+        yield from strangers(document, path, kernel, keys.arch)
     for dtype, head_dim in itertools.product(keys.dtype, keys.head_dim):
         column = [
-            _entry(document, family, keys, path, arch=arch, dtype=dtype, head_dim=head_dim)
+            judged(document, family, kernel, path, arch=arch, dtype=dtype, head_dim=head_dim)
             for arch in keys.arch
         ]
         legal_somewhere = any(entry.spec for entry in column)
         for entry in column:
             yield replace(entry, skipped=entry.spec is None and legal_somewhere)
-
-
-def _entry(
-    document: Document,
-    family: AttentionFamilyKeys,
-    keys: AttentionKeys,
-    path: KeyPath,
-    *,
-    arch: Architecture,
-    dtype: DType,
-    head_dim: int,
-) -> AttentionEntry:
-    assert keys.tile is not None, "a kernel without a tile is refused earlier"
-    tile = AttentionTile(*keys.tile)
-    spec = _judged(keys, arch, dtype, head_dim, tile)
-    broken = () if isinstance(spec, AttentionSpec) else spec
-    return AttentionEntry(
-        file=document.file,
-        line=document.line(path),
-        family=family.name,
-        title=f"{arch.name} {dtype} head_dim {head_dim} {tile}",
-        arch=arch,
-        spec=spec if isinstance(spec, AttentionSpec) else None,
-        objections=broken,
-        lines=tuple(_line_of(document, path, objection.key) for objection in broken),
-    )
-
-
-def _line_of(document: Document, path: KeyPath, key: str) -> int:
-    """Return where the file gives ``key`` to the kernel at ``path``, or the line of the kernel."""
-    places = ((*path, key), (*path[:2], key), path)
-    return next(document.lines[place] for place in places if place in document.lines)
-
-
-def _judged(
-    keys: AttentionKeys, arch: Architecture, dtype: DType, head_dim: int, tile: AttentionTile
-) -> AttentionSpec | tuple[Objection, ...]:
-    try:
-        return AttentionSpec(
-            arch=arch,
-            dtype=dtype,
-            head_dim=head_dim,
-            tile=tile,
-            schedule=keys.schedule,
-            stages=keys.stages,
-            warps=None if keys.warps is None else AttentionWarps(*keys.warps),
-            cluster=keys.cluster,
-            constant_cache=keys.constant_cache,
-        )
-    except IllegalKernelError as error:
-        return error.objections

@@ -136,24 +136,28 @@ def _hopper(spec: AttentionSpec) -> Iterator[Objection]:
         yield Objection(
             key="schedule",
             reason=f"{spec.schedule} attention needs wgmma and TMA, which {spec.arch.name} lacks",
+            fix="multistage is for many queries there, split_kv for few"
+            if spec.arch.async_copy
+            else "multistage is its schedule",
         )
         return
     if spec.stages < 2:
         yield Objection(key="stages", reason=f"stages {spec.stages} is below 2", fix="2 is legal")
+    near_keys = min(256, nearest_multiple(spec.tile.key, 16))
     groups, rest = divmod(spec.tile.query, WARPGROUP_ROWS)
     if rest or groups not in _REGISTERS:
         yield Objection(
             key="tile",
             reason=f"tile {spec.tile} has {spec.tile.query} queries; 64, 128 and 192 are one to"
             " three warpgroups",
-            fix=f"tile [{min(192, nearest_multiple(spec.tile.query, 64))}, {spec.tile.key}] is",
+            fix=f"tile [{min(192, nearest_multiple(spec.tile.query, 64))}, {near_keys}] is",
         )
         return
     if spec.tile.key % 16 or not 16 <= spec.tile.key <= 256:
         yield Objection(
             key="tile",
             reason=f"tile {spec.tile} has {spec.tile.key} keys, no multiple of 16 up to 256",
-            fix=f"{min(256, nearest_multiple(spec.tile.key, 16))} is",
+            fix=f"{near_keys} is",
         )
         return
     use = register_use(spec)

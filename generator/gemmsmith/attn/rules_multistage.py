@@ -12,17 +12,18 @@ from gemmsmith.dtypes import BF16
 from gemmsmith.errors import Objection
 
 if TYPE_CHECKING:
+    from gemmsmith.arch import Architecture
     from gemmsmith.attn.spec import AttentionSpec
 
-_STEP = 32
+STEP = 32
 """Queries and keys of a warp, and elements of a head or keys that one buffer holds."""
 _QUERIES = (32, 64, 128)
 _KEYS = (64, 128)
 
 
-def stages(spec: AttentionSpec) -> int:
-    """Return the buffers that CUTLASS's kernel has on the architecture of ``spec``."""
-    return 4 if spec.arch.async_copy else 2
+def stages(arch: Architecture) -> int:
+    """Return the buffers that CUTLASS's kernel has on ``arch``."""
+    return 4 if arch.async_copy else 2
 
 
 def needs_sums(spec: AttentionSpec) -> bool:
@@ -32,7 +33,7 @@ def needs_sums(spec: AttentionSpec) -> bool:
 
 def threads(spec: AttentionSpec) -> int:
     """Return the threads of a block."""
-    return spec.tile.query * spec.tile.key // _STEP
+    return spec.tile.query * spec.tile.key // STEP
 
 
 def registers(spec: AttentionSpec) -> int:
@@ -47,11 +48,11 @@ def shared_bytes(spec: AttentionSpec) -> int:
     """
     query, key = spec.tile
     size, volta = spec.dtype.bytes, spec.arch.name == "sm_70"
-    of_rows = query * (16 + 4 * key // _STEP)
-    first = spec.stages if needs_sums(spec) else min(spec.stages, -(-spec.head_dim // _STEP))
-    products = first * (query + key) * _STEP * size
+    of_rows = query * (16 + 4 * key // STEP)
+    first = spec.stages if needs_sums(spec) else min(spec.stages, -(-spec.head_dim // STEP))
+    products = first * (query + key) * STEP * size
     probabilities = query * (key + (0 if volta else 8)) * size
-    values = min(spec.stages, key // _STEP) * _STEP * key * size
+    values = min(spec.stages, key // STEP) * STEP * key * size
     sums = query * (key + (2 if volta else 8)) * size if needs_sums(spec) else 0
     return of_rows + max(products, probabilities + values + sums)
 
@@ -80,13 +81,13 @@ def multistage(spec: AttentionSpec) -> Iterator[Objection]:
             fix="64x64 is for head_dim 64, 64x128 for wider ones",
         )
         return
-    if spec.stages != stages(spec):
+    if spec.stages != stages(arch):
         how = "in the background" if arch.async_copy else "through registers"
         yield Objection(
             key="stages",
             reason=f"stages {spec.stages}: CUTLASS's kernel copies {how} on {arch.name}, with"
-            f" {stages(spec)}",
-            fix=f"{stages(spec)} is legal",
+            f" {stages(arch)}",
+            fix=f"{stages(arch)} is legal",
         )
         return
     size, room = shared_bytes(spec), arch.smem_per_block
