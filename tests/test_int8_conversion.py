@@ -270,6 +270,39 @@ def test_what_cannot_be_converted_says_why() -> None:
         convert(block(), dtype="int8", samples=[1, 2])  # type: ignore[arg-type]
 
 
+def test_arguments_that_no_layer_can_be_measured_by_are_refused_first() -> None:
+    model = block()
+    refused: tuple[tuple[str, Any, type[Exception], str], ...] = (
+        ("max_error", "x", ArgumentTypeError, "max_error is 'x'; a number"),
+        ("max_error", -1, ArgumentError, "max_error is -1; 0 or more"),
+        ("max_error", float("nan"), ArgumentError, "max_error is nan; 0 or more"),
+        ("min_speedup", "x", ArgumentTypeError, "min_speedup is 'x'; a number"),
+        ("min_speedup", -0.5, ArgumentError, r"min_speedup is -0\.5; 0 or more"),
+        ("tokens", (), ArgumentError, "tokens is empty"),
+        ("tokens", 16, ArgumentTypeError, "tokens is 16; a tuple"),
+        ("tokens", "16", ArgumentTypeError, "tokens is '16'; a tuple"),
+        ("tokens", (16, 0.5), ArgumentTypeError, r"tokens holds 0\.5; whole"),
+        ("tokens", (16, 0), ArgumentError, "tokens holds 0; 1 or more"),
+        ("blocks", "x", ArgumentTypeError, "blocks is 'x'; True or False"),
+    )
+    for name, value, error, words in refused:
+        for dtype in (None, "int8"):
+            with pytest.raises(error, match=words):
+                convert(model, dtype=dtype, **{name: value})
+    of_int8: dict[str, Any] = {"max_error": 0.5, "min_speedup": 0, "tokens": [8]}
+    for name, value in of_int8.items():
+        with pytest.raises(ArgumentError, match=rf'{name} is .*; pass dtype="int8" too'):
+            convert(model, **{name: value})
+    assert type(model.up) is torch.nn.Linear
+
+
+def test_numbers_for_a_model_of_ids_are_told_from_ids() -> None:
+    model = block()
+    with pytest.raises(ArgumentTypeError, match=r"samples is torch\.float32, which .* 'embed'"):
+        convert(model, dtype="int8", samples=torch.rand(1, 8))
+    assert not model.embed._forward_pre_hooks
+
+
 def llama3_8b(layers: int) -> torch.nn.Module:
     """Linear layers of Llama-3 8B's shapes on ``meta``: as its blocks have them, and the head."""
     shapes = load_model("llama3-8b").shapes

@@ -31,6 +31,7 @@ MAX_ERROR = 0.04
 """Relative error of an int8 layer that is accepted. With column scales, which samples choose, the
 layers of SmolLM2 are off by 0.2 to 2.6 % and all are swapped; without, by 1 to 13 %, and those up
 to 4 % already cost it more than 2 % of its perplexity."""
+MIN_SPEEDUP = 1.0
 TIMED_TOKENS = (16, 2048)
 """Rows of x at which int8 layers are timed: a batch that decodes, and a prompt."""
 
@@ -42,7 +43,7 @@ def convert(
     dtype: str | torch.dtype | None = None,
     samples: Samples = None,
     max_error: float = MAX_ERROR,
-    min_speedup: float = 1.0,
+    min_speedup: float = MIN_SPEEDUP,
     tokens: Collection[int] = TIMED_TOKENS,
     skip: Collection[str] = (),
     constant_weights: bool = False,
@@ -91,27 +92,28 @@ def convert(
         blocks: whether known blocks are swapped as a whole; False for linear layers alone.
 
     Raises:
-        ArgumentTypeError: where ``model`` is not a module, or ``constant_weights`` no bool.
-        ArgumentError: where another argument cannot be used.
+        ArgumentTypeError: where an argument is of the wrong kind: a model that is no module, say.
+        ArgumentError: where its value cannot be used, or would be without ``dtype="int8"``.
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     int8 = _is_int8(dtype)
     if is_promised("constant_weights", constant_weights) and kernels is not None:
         raise ArgumentError("constant_weights goes with the default kernels: drop one of them")
-    if samples is not None and not int8:
-        raise ArgumentError('samples prove int8 layers; pass dtype="int8" too')
+    is_promised("blocks", blocks)
+    limits = Limits(
+        max_error=max_error,
+        min_speedup=min_speedup,
+        tokens=tokens,
+        constant_weights=constant_weights,
+    )
+    if not int8:
+        _refuse_limits_of_int8(samples, limits)
     skipped = _named(model, skip)
     plans = plan_blocks(model) if blocks else []
     found = _sorted_out(model, kernels, skipped, int8)
     left = found.left
     if int8:
-        limits = Limits(
-            max_error=max_error,
-            min_speedup=min_speedup,
-            tokens=tokens,
-            constant_weights=constant_weights,
-        )
         groups = groups_of(plans)
         swapped = list(to_int8(model, found.ready, groups, left, kernels, samples, limits))
     else:
@@ -189,6 +191,19 @@ def _is_int8(dtype: str | torch.dtype | None) -> bool:
     if dtype not in (None, "int8", torch.int8):
         raise ArgumentError(f"dtype is {dtype!r}; 'int8' or None is legal")
     return dtype is not None
+
+
+def _refuse_limits_of_int8(samples: Samples, limits: Limits) -> None:
+    """Raise ArgumentError where something is asked that only int8 layers are measured by."""
+    if samples is not None:
+        raise ArgumentError('samples prove int8 layers; pass dtype="int8" too')
+    for name, found, default in (
+        ("max_error", limits.max_error, MAX_ERROR),
+        ("min_speedup", limits.min_speedup, MIN_SPEEDUP),
+        ("tokens", tuple(limits.tokens), TIMED_TOKENS),
+    ):
+        if found != default:
+            raise ArgumentError(f'{name} is {found}, for int8 layers; pass dtype="int8" too')
 
 
 def _named(model: torch.nn.Module, skip: Collection[str]) -> set[str]:

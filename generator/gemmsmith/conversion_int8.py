@@ -11,6 +11,7 @@ import torch
 from gemmsmith import nn
 from gemmsmith.conversion_layers import become, is_conv1d, side_by_side
 from gemmsmith.conversion_report import Layer, Left
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.proof import Sample, Samples, Timing, measure_times, prove, sample_inputs
 
 if TYPE_CHECKING:
@@ -37,6 +38,23 @@ class Limits:
     min_speedup: float
     tokens: Collection[int]
     constant_weights: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what no layer can be measured by."""
+        for name, least in (("max_error", self.max_error), ("min_speedup", self.min_speedup)):
+            if isinstance(least, bool) or not isinstance(least, (int, float)):
+                raise ArgumentTypeError(f"{name} is {least!r}; a number is legal")
+            if not least >= 0:  # nor is NaN
+                raise ArgumentError(f"{name} is {least}; 0 or more is legal")
+        if isinstance(self.tokens, (str, bytes)) or not isinstance(self.tokens, Collection):
+            raise ArgumentTypeError(f"tokens is {self.tokens!r}; a tuple of whole numbers is legal")
+        if not self.tokens:
+            raise ArgumentError("tokens is empty; numbers of rows, one at least, are legal")
+        for rows in self.tokens:
+            if isinstance(rows, bool) or not isinstance(rows, int):
+                raise ArgumentTypeError(f"tokens holds {rows!r}; whole numbers are legal")
+            if rows < 1:
+                raise ArgumentError(f"tokens holds {rows}; 1 or more is legal")
 
 
 def to_int8(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,9 +141,28 @@ def sample_inputs(
         raise ArgumentTypeError(
             f"samples is a {type(samples).__name__}; token ids, or inputs of layers by name"
         )
-    with _kept_inputs(model, layers) as kept, torch.no_grad():
+    with _ids_read(model, samples), _kept_inputs(model, layers) as kept, torch.no_grad():
         model(samples)
     return kept
+
+
+@contextmanager
+def _ids_read(model: torch.nn.Module, samples: Tensor) -> Iterator[None]:
+    """Say what ``samples`` should be where an embedding is about to look up fractions."""
+
+    def refuse(name: str, _: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
+        if given and given[0].is_floating_point():
+            raise ArgumentTypeError(
+                f"samples is {samples.dtype}, which the embedding {name!r} reads; token ids"
+                " (torch.int64), or inputs of layers by name, are legal"
+            )
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if samples.is_floating_point() and isinstance(module, torch.nn.Embedding):
+                hook = module.register_forward_pre_hook(partial(refuse, name))
+                hooks.callback(hook.remove)
+        yield
 
 
 @contextmanager
