@@ -112,6 +112,15 @@ def test_torch_takes_untimed_calls_that_leave_much_of_their_tiles_empty() -> Non
     assert asked(300, 576, 576)["choice"].startswith("gemm_bf16_rcr_")  # too short to be judged
 
 
+def test_limits_have_the_names_that_the_hardware_has() -> None:
+    names = {
+        row: set(asked(512, 4096, 4096, "--arch", row)["candidates"][0]["limits"])
+        for row in ("sm_80", "sm_90a")
+    }
+    assert names["sm_80"] ^ names["sm_90a"] == {"TMA", "loads"}
+    assert "loads" in names["sm_80"]
+
+
 def test_who_names_kernels_gets_them_whatever_the_estimate_says(file: Path) -> None:
     assert asked(300, 7168, 5120, file)["choice"].startswith("gemm_bf16_rcr_128x")
 

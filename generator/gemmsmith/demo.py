@@ -23,6 +23,7 @@ from gemmsmith.progress import ConsoleProgress, duration
 from gemmsmith.resources import configs_dir
 from gemmsmith.spec import KernelSpec
 from gemmsmith.toolchain import Toolchain
+from gemmsmith.wording import counted
 
 __all__ = ["demo_specs", "main"]
 
@@ -52,7 +53,7 @@ def main(
     gpu, archs = _gpu()
     specs = demo_specs(archs)
     names = " and ".join(dict.fromkeys(spec.arch.name for spec in specs))
-    print(f"{_counted(len(specs), 'kernel')} of configs/kernels for {names} ({gpu})", flush=True)
+    print(f"{counted(len(specs), 'kernel')} of configs/kernels for {names} ({gpu})", flush=True)
     report = build(specs, toolchain=toolchain, jobs=jobs, progress=ConsoleProgress())
     report.raise_if_failed()
     for kernel in report.built:
@@ -103,10 +104,6 @@ def _gpu() -> tuple[str, tuple[Architecture, ...]]:
         return f"{found[0].name}: {error}", ARCHITECTURES
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _card(card: Card, cached: bool) -> str:
     spilled = card.spill_store_bytes + card.spill_load_bytes
     instructions = [f"{count} {name}" for name, count in card.tensor_instructions.items()]
@@ -145,7 +142,7 @@ def _run_model(specs: Sequence[KernelSpec], prompt: str, tokens: int) -> None:
         made = greedy(model, tokenizer, prompt, tokens)
     print(
         f"\n{prompt}{made.text}\n\n"
-        f"{_counted(tokens, 'token')}, {made.tokens_per_second:.1f} a second"
+        f"{counted(tokens, 'token')}, {made.tokens_per_second:.1f} a second"
     )
     if not on_gpu:
         print("No GPU was used: the ops' CPU path computed this text, not the kernels above.")

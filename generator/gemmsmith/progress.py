@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gemmsmith.card import Card
+from gemmsmith.wording import counted
 
 
 class Progress(Protocol):
@@ -62,9 +63,8 @@ class ConsoleProgress:
         self._expect(remaining)
         if not missing:
             return
-        kernels = "kernel" if missing == 1 else "kernels"
         self._console.print(
-            f"compiling {missing} {kernels} ({cached} cached), {jobs} at once, "
+            f"compiling {counted(missing, 'kernel')} ({cached} cached), {jobs} at once, "
             f"about {duration(remaining)}"
         )
         if self._console.is_terminal:

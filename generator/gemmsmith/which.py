@@ -16,6 +16,7 @@ from gemmsmith.software import made_here
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tables import Found, Tables, tables_for
 from gemmsmith.tuned import TORCH, Timing, key_of, left_to_torch, timed_as
+from gemmsmith.wording import counted
 
 _SHOWN = 5  # candidates of the estimate
 
@@ -94,15 +95,7 @@ def explain_choice(
     told = next(tables.choices(problem, named, torch=torch_may_run), None)
     built = find_built([*fitting, *([told.spec] if isinstance(told, Choice) else [])])
     candidates = tuple(
-        Candidate(
-            kernel=choice.spec.name,
-            tuning=choice.tuning,
-            us=choice.microseconds,
-            bound=costs(choice.spec, problem, sm_count).bound,
-            limits=dict(costs(choice.spec, problem, sm_count).limits),
-            waves=waves(choice.spec, problem, sm_count),
-            built=choice.spec in built,
-        )
+        _candidate(choice, problem, sm_count, built=choice.spec in built)
         for choice in ranked[:_SHOWN]
     )
     tuning: Tuning | None
@@ -138,6 +131,21 @@ def explain_choice(
         candidates=candidates,
         fitting=len(fitting),
         misfits=tuple((why, count) for why, count in counted.most_common() if why),
+    )
+
+
+def _candidate(choice: Choice, problem: GemmProblem, sm_count: int, *, built: bool) -> Candidate:
+    spec = choice.spec
+    found = costs(spec, problem, sm_count)
+    names = {} if spec.arch.api == "3.x" else {"TMA": "loads"}  # there threads bring tiles in
+    return Candidate(
+        kernel=spec.name,
+        tuning=choice.tuning,
+        us=choice.microseconds,
+        bound=names.get(found.bound, found.bound),
+        limits={names.get(name, name): us for name, us in found.limits.items()},
+        waves=waves(spec, problem, sm_count),
+        built=built,
     )
 
 
@@ -180,7 +188,7 @@ def text(told: Explanation) -> str:
     """Return an explanation for a terminal."""
     state = "" if told.choice in (TORCH, "") else ", built" if told.built else ", not built yet"
     lines = [
-        f"{told.call} on {told.gpu} with {told.sm_count} multiprocessors",
+        f"{told.call} on {told.gpu} with {counted(told.sm_count, 'multiprocessor')}",
         f"choice: {told.choice or 'none'}{_knobs(told.tuning)}{state}",
         f"by:     {told.source}: {told.reason}",
     ]
@@ -195,7 +203,7 @@ def text(told: Explanation) -> str:
     else:
         lines += ["", f"no tuned table has an entry for it (bucket M = {told.bucket})"]
     lines += [f"  note: {note}" for note in told.notes]
-    fit = "1 kernel fits" if told.fitting == 1 else f"{told.fitting} kernels fit"
+    fit = f"{counted(told.fitting, 'kernel')} fit{'s' if told.fitting == 1 else ''}"
     lines += ["", f"{fit}; by estimate (for ranking only, not times)"]
     for each in told.candidates:
         limits = ", ".join(f"{name} {us:.1f}" for name, us in each.limits.items())

@@ -51,7 +51,13 @@ def which(
     activation: Annotated[
         str, typer.Option(metavar="NAME", help="Function of the product.")
     ] = "none",
-    gate: Annotated[str, typer.Option(metavar="NAME", help="Function of the gate half.")] = "none",
+    gate: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Function of the gate half: N counts gate and up, D has half as many columns.",
+        ),
+    ] = "none",
     arch: ArchOfGpu = "",
     gpu: GpuName = "",
     sms: Multiprocessors = None,

@@ -14,6 +14,7 @@ from gemmsmith.settings import settings
 from gemmsmith.software import made_here
 from gemmsmith.tables import tables_for
 from gemmsmith.torch_cuda import mismatch, torch_cuda
+from gemmsmith.wording import counted
 
 
 def torch() -> Finding:
@@ -88,7 +89,10 @@ def tuned() -> Finding:
         here = made_here(device.name, device.sm_count, table.made.arch)
         differing = table.made.differences(here).items()
         told = ", ".join(f"{name} {then}, here {now}" for name, (then, now) in differing)
-        texts.append(f"{path}: {len(table.entries)} entries" + (f" (with {told})" if told else ""))
+        texts.append(
+            f"{path}: {counted(len(table.entries), 'entry', 'entries')}"
+            + (f" (with {told})" if told else "")
+        )
     found = "; ".join([*texts, *tables.unread]) or f"none for {device.name}: estimates choose"
     if tables.unread:
         fix = "correct or remove the file; other tables and estimates choose meanwhile"

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from gemmsmith.progress import duration
 from gemmsmith.tune.work import Job
 from gemmsmith.tuned import TORCH, Entry
+from gemmsmith.wording import counted
 
 
 class ConsoleWatcher:
@@ -28,17 +29,18 @@ class ConsoleWatcher:
         self._told_waiting = False
 
     def begin(self, *, jobs: int, done: int, building: int) -> None:
-        missing = f", {building} kernels to build" if building else ""
-        self._print(f"{jobs - done} entries to measure, {done} done before{missing}")
+        missing = f", {counted(building, 'kernel')} to build" if building else ""
+        left = counted(jobs - done, "entry", "entries")
+        self._print(f"{left} to measure, {done} done before{missing}")
         self._bar.update(self._task, total=jobs, completed=done)
         if self._console.is_terminal:
             self._bar.start()
 
     def waiting(self, *, building: int) -> None:
-        self._bar.update(self._task, description=f"waiting for {building} kernels")
+        self._bar.update(self._task, description=f"waiting for {counted(building, 'kernel')}")
         if not self._told_waiting:
             self._told_waiting = True
-            self._print(f"waiting for {building} kernels to be built")
+            self._print(f"waiting for {counted(building, 'kernel')} to be built")
 
     def measured(self, job: Job, entry: Entry, *, left: int, remaining: float) -> None:
         self._told_waiting = False

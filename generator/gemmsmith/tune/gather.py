@@ -9,6 +9,7 @@ from pathlib import Path
 from gemmsmith.tables import tables_for
 from gemmsmith.tuned import Entry, Table, same_gpu
 from gemmsmith.tuned_file import read_table
+from gemmsmith.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ def gather(
     kept = [entry for entry in entries if constant_b or not _promised(entry)]
     if left := len(entries) - len(kept):
         notes.append(
-            f"{left} {'entry' if left == 1 else 'entries'} of calls with constant_b left out:"
+            f"{counted(left, 'entry', 'entries')} of calls with constant_b left out:"
             " --constant-b counts them too"
         )
     return Gathered(entries=tuple(kept), gpus=gpus, notes=tuple(notes))

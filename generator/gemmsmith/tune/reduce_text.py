@@ -9,6 +9,7 @@ from gemmsmith.bench.report_text import table
 from gemmsmith.spec import KernelSpec
 from gemmsmith.tune.reduce import Reduction
 from gemmsmith.tuned import Key
+from gemmsmith.wording import counted
 
 
 def reduction_json(found: Reduction) -> dict[str, Any]:
@@ -31,10 +32,11 @@ def about_set(found: Reduction, kernels: Sequence[KernelSpec], gpus: Sequence[st
 
     ``gpus`` are those that the timings are of.
     """
+    one = len(found.kernels) == 1
     text = (
-        f"{len(found.kernels)} kernels that lose {found.loss:.2%}, {found.worst.loss:.1%} at"
-        f" worst,\nagainst {found.candidates} at {len(found.losses)} shapes on"
-        f" {' and '.join(gpus)}."
+        f"{counted(len(found.kernels), 'kernel')} that {'loses' if one else 'lose'}"
+        f" {found.loss:.2%}, {found.worst.loss:.1%} at worst,\nagainst the best of"
+        f" {counted(found.candidates, 'kernel')} at {counted(len(found.losses), 'shape')} on {' and '.join(gpus)}."
     )
     if any(spec.constant_b for spec in kernels):
         text += (
@@ -62,8 +64,9 @@ def reduction_text(found: Reduction) -> str:
     ]
     worst = found.worst
     summary = (
-        f"{len(found.kernels)} of {found.candidates} kernels lose {found.loss:.2%} in the"
-        f" geometric mean of {len(found.losses)} shapes, {worst.loss:.1%} at worst"
+        f"{len(found.kernels)} of {counted(found.candidates, 'kernel')}"
+        f" {'loses' if len(found.kernels) == 1 else 'lose'} {found.loss:.2%} in the geometric mean"
+        f" of {counted(len(found.losses), 'shape')}, {worst.loss:.1%} at worst"
         f" ({worst.entry.key}); torch wins {found.torch} more, which ask for no kernel"
     )
     head = ["loss", *(f"M={m}" for m in sizes)]

@@ -10,6 +10,7 @@ from gemmsmith.bench.report import geomean
 from gemmsmith.bench.report_text import table
 from gemmsmith.tune.run import Outcome
 from gemmsmith.tuned import FAIR, TORCH, Entry
+from gemmsmith.wording import counted
 
 BANDS: tuple[tuple[str, int, int], ...] = (
     ("M 1..32", 1, 32),
@@ -50,13 +51,14 @@ def outcome_text(outcome: Outcome, path: Path) -> str:
     )
     head = ["torch / best kernel", *(f"{name}: geomean (worst)" for name, _, _ in BANDS)]
     summary = (
-        f"{outcome.measured} entries measured in {outcome.seconds:.0f} s, {len(outcome.entries)} in"
-        f" all; {outcome.own_share:.0%} won by our kernels (torch where it is ahead by more than"
-        f" {1 - FAIR:.1%})"
+        f"{counted(outcome.measured, 'entry', 'entries')} measured in {outcome.seconds:.0f} s,"
+        f" {len(outcome.entries)} in all; {outcome.own_share:.0%} won by our kernels (torch where"
+        f" it is ahead by more than {1 - FAIR:.1%})"
     )
     parts = [table(head, lines), summary, f"table: {path}"]
     if outcome.left:
-        parts.append(f"the budget did not reach {outcome.left} entries: run it again to go on")
+        left = counted(outcome.left, "entry", "entries")
+        parts.append(f"the budget did not reach {left}: run it again to go on")
     parts += [f"skipped: {line}" for line in outcome.skipped]
     parts += [
         f"WRONG at {entry.key}: {', '.join(entry.wrong)}"
