@@ -36,7 +36,8 @@ def about_set(found: Reduction, kernels: Sequence[KernelSpec], gpus: Sequence[st
     text = (
         f"{counted(len(found.kernels), 'kernel')} that {'loses' if one else 'lose'}"
         f" {found.loss:.2%}, {found.worst.loss:.1%} at worst,\nagainst the best of"
-        f" {counted(found.candidates, 'kernel')} at {counted(len(found.losses), 'shape')} on {' and '.join(gpus)}."
+        f" {counted(found.candidates, 'kernel')} at {counted(len(found.losses), 'shape')}"
+        f" on {' and '.join(gpus)}."
     )
     if any(spec.constant_b for spec in kernels):
         text += (
