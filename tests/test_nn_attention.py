@@ -102,6 +102,60 @@ def test_a_cache_gives_what_the_whole_does(rotary: bool, device: str) -> None:
     assert relative(torch.cat((first, chunk, last), 1), whole) < 0.01
 
 
+@on_each
+@pytest.mark.parametrize("rotary", [True, False])
+def test_a_position_below_0_is_kept_nowhere(rotary: bool, device: str) -> None:
+    angles = nn.Rotary(100.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)) if rotary else None
+    ours = nn.Attention(*layers(device), heads=HEADS, rotary=angles).to(device)
+    x, memory = numbers(2, 5, K, device=device), nn.KVCache(1, 2, 8, KV_HEADS, SIZE, device=device)
+    positions = torch.tensor([[0, 1, 2, -1, -1], [2, 3, 4, 5, 6]], device=device)
+    k, v = memory.layer(0)
+    k.fill_(torch.nan)
+    v.fill_(torch.nan)
+    keys = torch.tensor([3, 7], dtype=torch.int32, device=device)
+    ours(x, positions, cache=memory.layer(0), keys=keys)
+    there = torch.zeros(2, 8, dtype=torch.bool)
+    there[0, :3], there[1, 2:7] = True, True
+    for each in (k, v):
+        assert torch.equal(~each.isnan().any(-1).any(-1).cpu(), there)
+        assert torch.equal(~each.isnan().all(-1).all(-1).cpu(), there)
+    right = ours.split(ours.qkv(x))[2]
+    assert relative(v[0, :3], right[0, :3].cpu().double()) < 0.01
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+def test_a_cache_of_another_model_is_refused(rotary: bool) -> None:
+    angles = nn.Rotary(100.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)) if rotary else None
+    ours, x = nn.Attention(*layers(), heads=HEADS, rotary=angles), numbers(2, 3, K)
+
+    def of(batch: int, capacity: int, heads: int, dtype: torch.dtype = BF16) -> nn.KeysValues:
+        return nn.KVCache(1, batch, capacity, heads, SIZE, dtype=dtype).layer(0)
+
+    for cache, words in (
+        (of(2, 8, 4), r"k_cache is \(2, 8, 4, 16\)"),
+        (of(1, 8, KV_HEADS), "k_cache holds 1 sequences, q has 2"),
+        (of(2, 8, KV_HEADS, torch.float16), r"k_cache is torch\.float16"),
+        (of(2, 2, KV_HEADS), "the cache holds 2 tokens; 3 do not fit"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            ours(x, cache=cache)
+    keys = torch.full((2,), 3, dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="positions holds 2, which has no place"):
+        ours(x, cache=of(2, 2, KV_HEADS), keys=keys)
+    with pytest.raises(ArgumentTypeError, match=r"cache is a KVCache; .* KVCache\.layer"):
+        ours(x, cache=nn.KVCache(1, 2, 8, KV_HEADS, SIZE))  # type: ignore[arg-type]
+
+
+@on_each
+@pytest.mark.parametrize("block", [nn.Attention, nn.Int8Attention])
+@pytest.mark.parametrize("shape", [(0, 3, K), (2, 0, K)])
+def test_no_tokens_give_none(
+    block: type[nn.Attention], shape: tuple[int, ...], device: str
+) -> None:
+    ours = block(*layers(device), heads=HEADS)
+    assert ours(numbers(*shape, device=device)).shape == shape
+
+
 @pytest.mark.parametrize("block", [nn.Attention, nn.Int8Attention])
 def test_a_block_keeps_its_state_in_the_form_it_was_given(block: type[nn.Attention]) -> None:
     given, x = layers(), numbers(1, 3, K)

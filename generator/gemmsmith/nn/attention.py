@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gemmsmith.attn.ops import attention
 from gemmsmith.constant import is_promised
-from gemmsmith.errors import ArgumentError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.nn.cache import KeysValues
 from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
 from gemmsmith.nn.linear import check_is_linear
 from gemmsmith.nn.prepared import PreparedLinear
@@ -20,7 +21,6 @@ from gemmsmith.smoothing import smooth
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from gemmsmith.nn.cache import KeysValues
     from gemmsmith.nn.rotary import Rotary
 
 __all__ = ["Attention", "Int8Attention"]
@@ -187,7 +187,7 @@ class Attention(torch.nn.Module):
             input: (B, S, K), or such rows quantised.
             positions: int32 or int64 (B, S), of each token in its sequence; 0, 1, … by default.
             cache: memory of this layer; the tokens' keys and values are written to the places of
-                their positions.
+                their positions, below 0 to none, as :func:`gemmsmith.rope_to_cache` does.
             keys: (B,) int32, with a cache: how many keys each sequence has with these S tokens.
                 None where these are the first, at positions 0 to S - 1.
             mask: additive or boolean, broadcast to (B, H, S, keys).
@@ -218,13 +218,14 @@ class Attention(torch.nn.Module):
         if cache is None:
             self._rotate(q, k, positions)
         else:
+            _check_cache(cache, None if keys is not None else q.shape[1])
             self.keep(cache, q, k, v, positions)
             k, v = cache if keys is not None else (memory[:, : q.shape[1]] for memory in cache)
         return self.attend(q, k, v, keys, mask).flatten(-2)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """Return (..., (H + 2 Hkv) D) as views of q (..., H, D) and of k and v (..., Hkv, D)."""
-        heads = qkv.view(*qkv.shape[:-1], -1, self.head_dim)
+        heads = qkv.view(*qkv.shape[:-1], self.heads + 2 * self.kv_heads, self.head_dim)
         return torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], -2)
 
     def _rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
@@ -237,10 +238,9 @@ class Attention(torch.nn.Module):
             frequencies, pairing = self.rotary.inv_freq, self.rotary.pairing
             rope_to_cache(q, k, v, *cache, positions, frequencies, **pairing)
             return
-        rows = torch.arange(q.shape[0], device=q.device)[:, None]
-        places = positions.expand(q.shape[:2])
-        cache.k[rows, places] = k
-        cache.v[rows, places] = v
+        # turned by nothing: the same kernel, as it leaves out tokens without waiting for a GPU
+        still = torch.zeros(1, dtype=torch.float64, device=q.device)
+        rope_to_cache(q, k, v, *cache, positions, still)
 
     def attend(
         self,
@@ -310,6 +310,17 @@ class Int8Attention(Attention):
     def hold(self, qkv: PreparedLinear, o: PreparedLinear, **options: Any) -> None:
         """Make the layers, quantised where they are not yet, those of the block."""
         super().hold(_int8(qkv), _int8(o), **options)
+
+
+def _check_cache(cache: object, first: int | None) -> None:
+    """Raise ArgumentError where it is no layer's memory, or too short for ``first`` tokens."""
+    if not isinstance(cache, KeysValues):
+        raise ArgumentTypeError(
+            f"cache is a {type(cache).__name__}; the memory of one layer is needed, as"
+            " KVCache.layer(index) gives it"
+        )
+    if first is not None and first > cache.k.shape[1]:
+        raise ArgumentError(f"the cache holds {cache.k.shape[1]} tokens; {first} do not fit")
 
 
 def _int8(layer: PreparedLinear) -> Int8Linear:
