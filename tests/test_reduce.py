@@ -111,6 +111,13 @@ def test_no_kernel_of_the_set_can_be_left_out() -> None:
         assert product ** (1 / len(losses)) > 1.02 or max(losses) > 1.08
 
 
+def test_the_kernel_that_is_the_best_at_most_shapes_comes_first() -> None:
+    """And not the one that is found first, because it can be used at all of them."""
+    entries = [shape(8, c=1.0), *(shape(m, b=1.0, c=0.99) for m in (16, 32))]
+    found = reduce_set(entries, loss=0.0, worst=0.0)
+    assert found.kernels == (identified(B), identified(C))
+
+
 def test_the_text_tells_the_loss_of_each_shape() -> None:
     text = reduction_text(
         reduce_set([shape(16, a=1.2, b=1.18), shape(64, b=1.1, a=1.0)], loss=0.02, worst=0.1)
@@ -165,7 +172,9 @@ def test_the_verb_reads_tables_and_writes_a_file(
     assert CliRunner().invoke(app, ["reduce", "--loss", "x"]).exit_code == 2
     monkeypatch.setenv("GEMMSMITH_TUNED", "none")
     result = CliRunner().invoke(app, ["reduce"])
-    assert (result.exit_code, "tune first" in result.output) == (1, True)
+    assert (result.exit_code, "tune first" in result.output) == (1, False)
+    assert "GEMMSMITH_TUNED is none, so that no table is in use" in result.output
+    assert CliRunner().invoke(app, ["reduce", "--table", str(path)]).exit_code == 0
 
 
 @pytest.fixture
@@ -204,6 +213,17 @@ def test_kernels_that_rely_on_a_promise_are_written_where_it_is_asked_for(
     assert set(load_specs(few)) == {usual, late}
     assert "# Some have constant_b: a call that names this set promises that" in few.read_text()
     assert "left out" not in promised.output
+    one = entry([timing(late, 1.3)], epilogue="constant", n=6144)
+    more = table(tmp_path / "more.yaml", entry([timing(usual, 1.2)], n=6144), one)
+    of_a_model = reduced("--table", more, "--table", path, "--model", "llama3-8b")
+    assert "note: 3 entries of calls with constant_b left out" in of_a_model.output
+    of_another = reduced("--table", more, "--table", path, "--model", "qwen2.5-7b")
+    assert "entries of calls" not in of_another.output
+    of_another = reduced(*words, "--model", "yi-34b")
+    assert of_another.exit_code == 1
+    assert of_another.output.endswith(
+        "\nno entry is of a weight of the models that --model names\n"
+    )
     path = table(tmp_path / "t.yaml", entry([timing(late, 1.3)], epilogue="constant"))
     nothing = reduced("--table", path)
     assert (nothing.exit_code, "1 entry of calls with constant_b left" in nothing.output) == (

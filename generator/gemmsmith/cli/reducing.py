@@ -66,9 +66,10 @@ def reduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find few kernels that lose little against all that tuned tables hold. Needs no GPU.
+    """Find few kernels that lose little, by the timings of tuned tables. Needs no GPU.
 
-    Kernels are gemmsmith's own or those of a file, as they were when they were timed.
+    Kernels are gemmsmith's own or those of a file, as they were when they were timed. What a shape
+    loses is counted against the fastest of these there; shapes that torch wins do not count.
     """
     from gemmsmith.errors import MeasureError
     from gemmsmith.spec_yaml import families_yaml
@@ -82,13 +83,14 @@ def reduce(
     if write is not None:
         _writable("--write", write)
     row, name, sm_count = device_asked(arch, gpu, sms)
-    tables = gather(table or (), name, sm_count, row.capability, constant_b=constant_b)
-    entries = tables.entries
-    if model:
-        from gemmsmith.bench.model_shapes import load_model
-
-        wanted = {(shape.n, shape.k) for each in model for shape in load_model(each).shapes}
-        entries = tuple(entry for entry in entries if (entry.n, entry.k) in wanted)
+    tables = gather(
+        table or (),
+        name,
+        sm_count,
+        row.capability,
+        constant_b=constant_b,
+        weights=_weights(model) if model else None,
+    )
     specs = {
         identified(spec): spec
         for place in (source, *(file or ()))
@@ -96,7 +98,7 @@ def reduce(
         if constant_b or not spec.constant_b
     }
     try:
-        found = reduce_set(entries, known=specs.keys(), **limits)
+        found = reduce_set(tables.entries, known=specs.keys(), **limits)
     except MeasureError as error:
         raise MeasureError("\n".join([str(error), *tables.notes])) from None
     if write is not None:
@@ -110,6 +112,12 @@ def reduce(
         print_json({**reduction_json(found), "notes": list(tables.notes)})
     else:
         typer.echo("\n".join([reduction_text(found), *(f"note: {each}" for each in tables.notes)]))
+
+
+def _weights(models: Sequence[str]) -> set[tuple[int, int]]:
+    from gemmsmith.bench.model_shapes import load_model
+
+    return {(shape.n, shape.k) for each in models for shape in load_model(each).shapes}
 
 
 def _also(words: Sequence[str], write: Path | None) -> list[DType]:

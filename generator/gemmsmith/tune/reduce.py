@@ -1,4 +1,4 @@
-"""The smallest set of kernels that loses little against all of them, by the timings of a table.
+"""The smallest set of kernels that loses little against all known ones, by the timings of a table.
 
 A greedy set cover: the kernel that saves most is added until the loss is small enough; then each
 is tried without. The smallest set of all is not promised, one that no single kernel can leave is.
@@ -7,6 +7,7 @@ is tried without. The smallest set of all is not promised, one that no single ke
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class ShapeLoss:
     kernel: str
     """The best kernel of the set, as tables write it."""
     loss: float
-    """Its time over that of the best of all, less one."""
+    """Its time over that of the best known kernel, less one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Reduction:
     """A set of kernels and what it loses."""
 
     kernels: tuple[str, ...]
-    """As tables write them, the most useful first."""
+    """As tables write them, the one that is the best of them at most shapes first."""
     candidates: int
     """Kernels that there were to choose from."""
     losses: tuple[ShapeLoss, ...]
@@ -90,14 +91,16 @@ def reduce_set(
         without = [each for each in kept if each != kernel]
         if _enough(tables, without, loss, worst):
             kept = without
+    losses = tuple(
+        ShapeLoss(entry=entry, kernel=kernel, loss=each[kernel] - 1)
+        for entry, each in zip(mine, tables, strict=True)
+        if (kernel := min((one for one in kept if one in each), key=each.__getitem__))
+    )
+    best_at = Counter(each.kernel for each in losses)
     return Reduction(
-        kernels=tuple(kept),
+        kernels=tuple(sorted(kept, key=lambda kernel: -best_at[kernel])),
         candidates=len(every),
-        losses=tuple(
-            ShapeLoss(entry=entry, kernel=kernel, loss=each[kernel] - 1)
-            for entry, each in zip(mine, tables, strict=True)
-            if (kernel := min((one for one in kept if one in each), key=each.__getitem__))
-        ),
+        losses=losses,
         torch=sum(entry.winner == TORCH for entry in entries),
     )
 

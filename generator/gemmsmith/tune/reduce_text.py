@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,13 +50,8 @@ def about_set(found: Reduction, kernels: Sequence[KernelSpec], gpus: Sequence[st
 
 def reduction_text(found: Reduction) -> str:
     """Return the kernels with how often each is the best of them, and the loss at each shape."""
-    counts = {
-        kernel: sum(each.kernel == kernel for each in found.losses) for kernel in found.kernels
-    }
-    names = [
-        [kernel.partition("@")[0], str(counts[kernel])]
-        for kernel in sorted(found.kernels, key=lambda kernel: -counts[kernel])
-    ]
+    best_at = Counter(each.kernel for each in found.losses)
+    names = [[kernel.partition("@")[0], str(best_at[kernel])] for kernel in found.kernels]
     sizes = sorted({each.entry.m for each in found.losses})
     cells = {(_weight(each.entry.key), each.entry.m): each.loss for each in found.losses}
     weights = dict.fromkeys(weight for weight, _ in cells)
