@@ -12,7 +12,7 @@ from gemmsmith import nn
 from gemmsmith.conversion_layers import become, is_conv1d, side_by_side
 from gemmsmith.conversion_report import Layer, Left
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.proof import Sample, Samples, Timing, measure_times, prove, sample_inputs
+from gemmsmith.proof import Sample, Samples, Timing, is_finite, measure_times, prove, sample_inputs
 
 if TYPE_CHECKING:
     from gemmsmith.kernelset import KernelSet
@@ -83,15 +83,30 @@ def to_int8(
     timings: dict[object, tuple[Timing, ...]] = {}  # a model repeats a few kinds of layers
     for members in _grouped(ready, groups):
         found = {each.layer.name: inputs.pop(each.layer.name, None) for each in members}
-        reached = [each for each in members if each.linear.weight.is_meta or found[each.layer.name]]
-        for each in members:
-            if each not in reached:
-                left.append(
-                    each.layer.left("no sample input reaches it, so that nothing is proven")
-                )
-        for group in [reached] if len(reached) == len(members) else [[each] for each in reached]:
+        reasons = [_unproven(each.linear, found[each.layer.name]) for each in members]
+        judged = [each for each, reason in zip(members, reasons, strict=True) if not reason]
+        left += [each.layer.left(why) for each, why in zip(members, reasons, strict=True) if why]
+        for group in [judged] if len(judged) == len(members) else [[each] for each in judged]:
             sample = found[group[0].layer.name]
             yield from _proven(group, sample, found, left, kernels, limits, timings)
+
+
+def _unproven(layer: torch.nn.Linear, sample: Sample | None) -> str:
+    """Return why nothing can be proven of a layer; empty where something can, or on ``meta``."""
+    if layer.weight.is_meta:
+        return ""
+    for name, values in (("weight", layer.weight), ("bias", layer.bias)):
+        if values is not None and not is_finite(values):
+            return f"its {name} holds NaN or infinity"
+    if sample is None:
+        return "no sample input reaches it, so that nothing is proven"
+    if sample.overflows:
+        return "its output holds NaN or infinity where its input holds none"
+    if not len(sample.rows):
+        return "no row of finite numbers of the sample input reaches it, so that nothing is proven"
+    if not bool(sample.rows.any()):
+        return "its sample input is all zeros, so that nothing is proven"
+    return ""
 
 
 def _grouped(ready: Sequence[Candidate], groups: Mapping[str, str]) -> Iterator[list[Candidate]]:

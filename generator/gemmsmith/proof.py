@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,16 @@ from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.ops import last_kernel
 from gemmsmith.smoothing import MOST_ROWS, Smoothing, smooth, spread
 
-__all__ = ["Proof", "Sample", "Samples", "Timing", "measure_times", "prove", "sample_inputs"]
+__all__ = [
+    "Proof",
+    "Sample",
+    "Samples",
+    "Timing",
+    "is_finite",
+    "measure_times",
+    "prove",
+    "sample_inputs",
+]
 
 RANDOM_ROWS = 64
 AT_ONCE = 1 << 24
@@ -37,9 +46,11 @@ class Sample:
     """What is kept of a layer's input."""
 
     rows: Tensor
-    """Some rows (at most MOST_ROWS, K)."""
+    """Some of the rows without NaN and infinity (at most MOST_ROWS, K)."""
     largest: Tensor | None
     """Largest finite magnitude of each channel over all rows (K,); None for random numbers."""
+    overflows: bool = False
+    """Whether the layer's output held NaN or infinity for a row that does not."""
 
     def smoothing(self, layer: torch.nn.Linear) -> Smoothing | None:
         """Return the column scale that is best for the layer; None where nothing says so.
@@ -104,6 +115,8 @@ class Proof:
         """Return why the layer should stay as it was; empty where it should not."""
         if self.torch_reason:
             return f"no kernel takes it: {self.torch_reason}"
+        if not math.isfinite(self.largest_error):
+            return "its output holds NaN or infinity where its input holds none"
         if not self.relative_error <= max_error:  # NaN is no proof
             return (
                 f"int8 is off by {self.relative_error:.2%} of the output's root mean square"
@@ -166,37 +179,62 @@ def _ids_read(model: torch.nn.Module, samples: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _kept_inputs(model: torch.nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Sample]]:
+def _kept_inputs(model: torch.nn.Module, layers: Collection[str]) -> Iterator[dict[str, Sample]]:
+    """Keep what layers read while the model runs.
+
+    Where a linear layer makes NaN or infinity of finite numbers, those behind it read 0 instead, so
+    that they are judged on their own.
+    """
     kept: dict[str, Sample] = {}
 
     def keep(
-        name: str, _: torch.nn.Module, given: tuple[Tensor, ...], named: Mapping[str, Tensor]
-    ) -> None:
+        name: str,
+        _: torch.nn.Module,
+        given: tuple[Tensor, ...],
+        named: Mapping[str, Tensor],
+        output: Tensor,
+    ) -> Tensor | None:
         x = given[0] if given else next(iter(named.values()))  # torch calls it input, GPT-2 x
-        kept[name] = _kept(x, kept.get(name))
+        spoilt = None
+        if not is_finite(output):
+            spoilt = x.isfinite().all(-1, keepdim=True) & ~output.isfinite()
+        if name in layers:
+            overflows = spoilt is not None and bool(spoilt.any())
+            kept[name] = _kept(x, kept.get(name), overflows=overflows)
+        return None if spoilt is None else output.masked_fill(spoilt, 0.0)
 
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-        for name in layers
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name in layers or type(module) is torch.nn.Linear:
+                hook = module.register_forward_hook(
+                    partial(keep, name), prepend=True, with_kwargs=True
+                )
+                hooks.callback(hook.remove)
         yield kept
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def _kept(x: Tensor, before: Sample | None = None) -> Sample:
+def _kept(x: Tensor, before: Sample | None = None, *, overflows: bool = False) -> Sample:
     """Return the sample of an input, or of one more call of a layer."""
     rows = x.detach().reshape(-1, x.shape[-1])
     size = rows.abs()
-    largest = torch.where(size.isfinite(), size, 0.0).amax(0) if len(rows) else size.sum(0)
+    fine = size.isfinite()
+    largest = torch.where(fine, size, 0.0).amax(0) if len(rows) else size.sum(0)
+    rows = spread(rows[fine.all(-1)], MOST_ROWS)
     if before is None or before.largest is None:
-        return Sample(rows=spread(rows, MOST_ROWS).clone(), largest=largest)
+        return Sample(rows=rows.clone(), largest=largest, overflows=overflows)
     together = before.rows
     if len(together) < MOST_ROWS:
-        together = spread(torch.cat((together, spread(rows, MOST_ROWS))), MOST_ROWS)
-    return Sample(rows=together, largest=torch.maximum(before.largest, largest))
+        together = spread(torch.cat((together, rows)), MOST_ROWS)
+    return Sample(
+        rows=together,
+        largest=torch.maximum(before.largest, largest),
+        overflows=before.overflows or overflows,
+    )
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return whether ``values`` hold neither NaN nor infinity, without a tensor of their size."""
+    return not values.numel() or all(bool(end.isfinite()) for end in values.detach().aminmax())
 
 
 def _random(layer: torch.nn.Linear) -> Tensor:
