@@ -13,6 +13,7 @@ from block_models import converted, first_output, random_model, rms, tokens
 from gemmsmith import nn
 from gemmsmith.conversion import convert
 from gemmsmith.errors import ArgumentError
+from gemmsmith.nn.parallel import _check
 
 
 def test_int8_layers_that_lose_leave_their_block_as_it_is() -> None:
@@ -178,6 +179,16 @@ def test_calls_that_a_block_does_not_know_are_refused_by_name() -> None:
             attention(x)
         with pytest.raises(ArgumentError, match=r"attention_mask is \(1, 3\); .* \"sdpa\""):
             attention(x, position_ids=positions, attention_mask=positions)
+
+
+def test_a_converted_model_is_no_checkpoint_and_is_not_divided() -> None:
+    ours, _ = converted(random_model("llama"))
+    with pytest.raises(ArgumentError, match=r"model was converted .* as it was loaded"):
+        nn.Decoder.from_transformers(ours)
+    with pytest.raises(ArgumentError, match="mesh is a NoneType, not a DeviceMesh"):
+        nn.parallelize(ours, None)  # type: ignore[type-var,arg-type]
+    with pytest.raises(ArgumentError, match=r"0\.self_attn: a RotaryAttention .*Decoder"):
+        _check(ours, 2)
 
 
 def test_dropout_in_training_and_gradients_are_refused() -> None:

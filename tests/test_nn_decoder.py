@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from decoder_data import CONFIG, VOCABULARY, decoder, exact_logits, ids, weights
-from gemmsmith.errors import ArgumentError
-from gemmsmith.nn import RMSNorm
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.nn import KVCache, RMSNorm
 from layer_data import on_each, relative
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -174,3 +174,53 @@ def test_what_does_not_fit_is_refused() -> None:
         ours.prefill(ids(1, 5), ours.cache(2, 8))
     with pytest.raises(ArgumentError, match="the checkpoint has no model"):
         decoder(BF16, config=replace(CONFIG, layers=3))
+    with pytest.raises(ArgumentError, match="the decoder is int8 already"):
+        ours.to_int8().to_int8()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (torch.tensor([3]), r"lengths is \(1,\); \(2,\) is needed"),
+        (torch.tensor([6, 5]), "lengths holds 6; 1 to 5 are legal"),
+        (torch.tensor([0, 5]), "lengths holds 0; 1 to 5"),
+        (torch.tensor([-2, 5]), "lengths holds -2; 1 to 5"),
+        (torch.tensor([2.0, 5.0]), r"lengths is torch\.float32 on cpu; int32 or int64"),
+        ([2, 5], "lengths is a list, not a"),
+    ],
+)
+def test_lengths_that_no_prompt_has_are_refused_before_anything_is_written(
+    lengths: torch.Tensor, words: str
+) -> None:
+    ours = decoder(BF16)
+    cache = ours.cache(2, 8)
+    cache.layer(0).k.fill_(torch.nan)
+    with pytest.raises(ArgumentError, match=words):
+        ours.prefill(ids(2, 5), cache, lengths)
+    assert cache.lengths.tolist() == [0, 0]
+    assert cache.longest == 0
+    assert cache.layer(0).k.isnan().all()
+
+
+def test_ids_and_caches_that_are_none_of_the_model_are_refused() -> None:
+    ours = decoder(BF16)
+    cache = ours.cache(2, 8)
+    for given, words in (
+        (ids(2, 5).float(), r"ids is torch\.float32"),
+        (ids(5), r"ids is \(5,\); \(B, S\) is needed"),
+        (ids(2, 5) + VOCABULARY, f"ids holds .*; 0 to {VOCABULARY - 1} are legal"),
+        (ids(2, 5) - VOCABULARY, "ids holds -"),
+    ):
+        for call in (ours, lambda given: ours.prefill(given, cache), ours.to_int8):
+            with pytest.raises(ArgumentError, match=words.removeprefix("ids")):
+                call(given)
+    with pytest.raises(ArgumentError, match=r"ids is \(2, 1\); \(B,\) is needed"):
+        ours.step(ids(2, 1), cache)
+    with pytest.raises(ArgumentError, match=r"ids is \(2, 0\); each prompt needs a token"):
+        ours.prefill(ids(2, 0), cache)
+    with pytest.raises(ArgumentError, match="the cache has 1 layers, the decoder 2"):
+        ours.prefill(ids(2, 5), KVCache(1, 2, 8, 2, 16))
+    with pytest.raises(ArgumentTypeError, match=r"cache is a KeysValues; a KVCache is needed"):
+        ours.prefill(ids(2, 5), cache.layer(0))  # type: ignore[arg-type]
+    assert ours(ids(0, 5)).shape == (0, 5, VOCABULARY)
+    assert ours(ids(2, 0)).shape == (2, 0, VOCABULARY)

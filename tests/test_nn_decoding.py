@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoder_data import decoder, exact_logits, ids, weights
-from gemmsmith.errors import ArgumentError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn import DecodeGraph
 from layer_data import on_each
 
@@ -58,6 +58,13 @@ def test_what_makes_no_text_is_refused() -> None:
         ours.generate([[1], []], 4)
     with pytest.raises(ArgumentError, match="tokens is 0"):
         ours.generate([[1]], 0)
+    for prompts in (torch.tensor([[1]]), [1, 2], [[1.5]], ["text"], 5):
+        with pytest.raises(ArgumentTypeError, match="prompts"):
+            ours.generate(prompts, 4)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="prompts holds 80; 0 to 79 are legal"):
+        ours.generate([[1], [3, 80]], 4)
+    with pytest.raises(ArgumentTypeError, match=r"stop is 5; a collection is needed, as \(5,\)"):
+        ours.generate([[1]], 4, stop=5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="the cache is on cpu; graphs are for a GPU"):
         DecodeGraph(ours, ours.cache(1, 4))
 

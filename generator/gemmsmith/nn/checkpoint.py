@@ -54,6 +54,11 @@ def from_transformers(model: Any) -> Decoder:
     name = type(model).__name__
     if name not in MODELS:
         raise ArgumentError(f"model is a {name}; {', '.join(MODELS)} are known")
+    if any(isinstance(each, PreparedLinear) for each in model.modules()):
+        raise ArgumentError(
+            "model was converted (gemmsmith.convert), which changes its weights' places: make the"
+            " decoder of the model as it was loaded"
+        )
     weights = dict(model.named_parameters(remove_duplicate=False))
     return build_decoder(config_of(model.config), weights.__getitem__, tuple(weights))
 

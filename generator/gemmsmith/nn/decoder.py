@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gemmsmith.errors import ArgumentError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn.cache import KVCache
+from gemmsmith.nn.checks import check_integers, check_within
 from gemmsmith.nn.decoding import Continued, generate
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class Decoder(torch.nn.Module):
             samples: token ids (B, S) of a text like those that the model will see. With them each
                 layer gets the column scale, if any, that makes it most exact
                 (:func:`gemmsmith.smooth`).
+
+        Raises:
+            ArgumentError: where the decoder is int8 already.
         """
         from gemmsmith.nn.int8_decoder import to_int8
 
@@ -160,7 +164,13 @@ class Decoder(torch.nn.Module):
         return KVCache(*sizes, dtype=self.embedding.weight.dtype, device=self.device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits (B, S, V) behind every token of ``ids`` (B, S); no cache."""
+        """Return the logits (B, S, V) behind every token of ``ids`` (B, S); no cache.
+
+        Raises:
+            ArgumentError: where ``ids`` are no tokens of the model; those on a GPU are not read
+                back.
+        """
+        self.check_ids("ids", ids)
         x = self.hidden(ids, None, None, None)  # (B, S, K)
         return self.logits(x)
 
@@ -175,11 +185,20 @@ class Decoder(torch.nn.Module):
             lengths: int32 or int64 (B,), tokens of each prompt, 1 to S; S by default.
 
         Raises:
-            ArgumentError: where they do not fit in the cache, or it is of another batch.
+            ArgumentError: where they do not fit in the cache, or it is of another batch or model,
+                and where values on the CPU are not legal: those on a GPU are not read back.
+                Nothing is written then.
         """
+        self.check_ids("ids", ids)
+        self._check_cache(cache)
         batch, tokens = ids.shape
         if batch != cache.batch:
             raise ArgumentError(f"ids are of {batch} sequences, the cache of {cache.batch}")
+        if tokens < 1:
+            raise ArgumentError(f"ids is {tuple(ids.shape)}; each prompt needs a token")
+        if lengths is not None:
+            check_integers("lengths", lengths, (batch,), self.device)
+            check_within("lengths", lengths, 1, tokens)
         cache.claim(tokens)
         positions = cache.lengths[:, None] + torch.arange(
             tokens, dtype=torch.int32, device=ids.device
@@ -198,9 +217,25 @@ class Decoder(torch.nn.Module):
         """Return the logits (B, V) behind one more token of each sequence, ``ids`` (B,).
 
         Raises:
-            ArgumentError: where the cache is full.
+            ArgumentError: where the cache is full, or as :meth:`prefill` has it.
         """
+        check_integers("ids", ids, ("B",), self.device)
         return self.prefill(ids[:, None], cache)
+
+    def check_ids(self, name: str, ids: Tensor) -> None:
+        """Raise ArgumentError where ``ids`` are no tokens (B, S); those on a GPU are not read."""
+        check_integers(name, ids, ("B", "S"), self.device)
+        check_within(name, ids, 0, self.embedding.num_embeddings - 1)
+
+    def _check_cache(self, cache: object) -> None:
+        if not isinstance(cache, KVCache):
+            raise ArgumentTypeError(
+                f"cache is a {type(cache).__name__}; a KVCache is needed, as Decoder.cache makes it"
+            )
+        if len(cache.layers) < len(self.layers):
+            raise ArgumentError(
+                f"the cache has {len(cache.layers)} layers, the decoder {len(self.layers)}"
+            )
 
     def hidden(
         self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gemmsmith.errors import ArgumentError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.nn.checks import check_within
 
 if TYPE_CHECKING:
     from gemmsmith.nn.cache import KVCache
@@ -125,19 +126,20 @@ def generate(
         keep_logits: keep what every token was chosen from.
 
     Raises:
-        ArgumentError: where there is no prompt, one is empty, or ``tokens`` is below 1.
+        ArgumentError: where there is no prompt, one is empty or holds what is no token of the
+            model, or ``tokens`` is below 1.
     """
-    if not prompts or not all(len(prompt) for prompt in prompts):
-        raise ArgumentError("prompts: one at least is needed, and each with a token")
+    padded = _padded(prompts)
+    check_within("prompts", padded, 0, decoder.embedding.num_embeddings - 1)
+    if not isinstance(stop, Collection):
+        raise ArgumentTypeError(f"stop is {stop!r}; a collection is needed, as ({stop!r},)")
     if tokens < 1:
         raise ArgumentError(f"tokens is {tokens}; a number from 1 up is needed")
     device = decoder.device
     on_gpu = device.type == "cuda"
-    longest = max(map(len, prompts))
-    padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
     with torch.no_grad():
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        cache = decoder.cache(len(prompts), longest + tokens)
+        cache = decoder.cache(len(prompts), padded.shape[1] + tokens)
         start = time.perf_counter()
         logits = decoder.prefill(padded.to(device), cache, lengths)
         made, kept = [logits.argmax(-1)], [logits] if keep_logits else []
@@ -161,6 +163,28 @@ def generate(
         prefill_seconds=middle - start,
         decode_seconds=end - begin,
     )
+
+
+def _padded(prompts: Any) -> Tensor:
+    """Return token ids (B, S) on the CPU, with zeros behind those of shorter prompts.
+
+    Raises:
+        ArgumentError: where they are none.
+    """
+    if isinstance(prompts, Tensor):
+        raise ArgumentTypeError("prompts is a tensor; lists are needed, as ids.tolist() gives them")
+    if not isinstance(prompts, Sequence) or any(isinstance(each, int) for each in prompts):
+        raise ArgumentTypeError("prompts: a list of lists is needed, as [[1, 2]] for one prompt")
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise ArgumentError("prompts: one at least is needed, and each with a token")
+    longest = max(map(len, prompts))
+    try:
+        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError("prompts: token ids, whole numbers, are needed") from error
+    if padded.dtype != torch.int64:
+        raise ArgumentTypeError(f"prompts are {padded.dtype}; token ids, whole numbers, are needed")
+    return padded
 
 
 class _Step:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gemmsmith.errors import ArgumentError
 from gemmsmith.nn.attention import Int8Attention
 from gemmsmith.nn.decoder import Decoder
 from gemmsmith.nn.decoder_layer import DecoderLayer
@@ -25,6 +26,10 @@ def to_int8(decoder: Decoder, samples: Tensor | None = None) -> Decoder:
 
     Layers see the samples as the unquantised layers ahead of them leave them.
     """
+    if isinstance(decoder.head, Int8Linear):
+        raise ArgumentError("the decoder is int8 already; to_int8 is for one in bf16 or fp16")
+    if samples is not None:
+        decoder.check_ids("samples", samples)
     x = None if samples is None else functional.embedding(samples, decoder.embedding.weight)
     layers = []
     for each in decoder.layers:

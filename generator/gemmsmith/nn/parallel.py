@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from gemmsmith.errors import ArgumentError
+from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn.attention import Attention
 from gemmsmith.nn.decoder import Decoder
 from gemmsmith.nn.division import why_heads_stay, why_inner_stays
@@ -49,12 +49,16 @@ def parallelize(module: M, mesh: DeviceMesh) -> M:
         mesh: one dimension; of a larger mesh pass that dimension, as ``mesh["tp"]``.
 
     Raises:
-        ArgumentError: where something cannot be divided, naming all of it; nothing is changed then.
+        ArgumentError: where something cannot be divided, naming all of it, as attention blocks of
+            :func:`gemmsmith.convert`; nothing is changed then.
     """
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import parallelize_module
 
     from gemmsmith.nn.parallel_styles import plan_of
 
+    if not isinstance(mesh, DeviceMesh):
+        raise ArgumentTypeError(f"mesh is a {type(mesh).__name__}, not a DeviceMesh")
     if mesh.ndim != 1:
         raise ArgumentError(
             f"mesh has {mesh.ndim} dimensions: pass the one to divide over, as mesh['tp']"
@@ -72,9 +76,17 @@ def parallelize(module: M, mesh: DeviceMesh) -> M:
 
 
 def _check(module: torch.nn.Module, ranks: int) -> None:
+    from gemmsmith.blocks import Block  # which is made of these layers
+
     reasons: dict[str, str] = {}  # the first block of which each is true
     blocks = 0
     for name, block in module.named_modules():
+        if isinstance(block, Block) and "qkv" in block._modules:
+            reason = (
+                f"a {type(block).__name__} of gemmsmith.convert, which would stay whole:"
+                " parallelize a gemmsmith.nn.Decoder of the model as it was loaded"
+            )
+            reasons.setdefault(reason, name or type(block).__name__)
         if isinstance(block, Attention | FeedForward):
             blocks += 1
             for reason in _reasons(block, ranks):
