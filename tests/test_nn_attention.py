@@ -195,6 +195,36 @@ def test_what_does_not_fit_is_refused() -> None:
         nn.Attention(q, k, v, o, heads=HEADS)(numbers(1, 3, K).requires_grad_())
 
 
+def test_options_that_no_call_takes_are_refused_when_the_block_is_made() -> None:
+    large = nn.Rotary(torch.ones(SIZE // 2 + 1))
+    for options, words in (
+        ({"window": 0}, "window is 0"),
+        ({"window": 2.0}, r"window is 2\.0; a whole number"),
+        ({"window": 3, "causal": False}, "window goes with causal=True"),
+        ({"softcap": 0.0}, "softcap is 0"),
+        ({"scale": float("inf")}, "scale is inf"),
+        ({"heads": 4.0}, r"heads is 4\.0; a whole number is needed"),
+        ({"rotary": large}, "rotary turns 18 elements of a head, which has 16"),
+        ({"rotary": large.inv_freq}, "rotary is a Tensor; a gemmsmith"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            nn.Attention(*layers(), **{"heads": HEADS, **options})  # type: ignore[arg-type]
+
+
+def test_blocks_of_layers_that_train_want_no_gradient() -> None:
+    given = [layer.requires_grad_() for layer in layers()]
+    ours, x = nn.Attention(*given, heads=HEADS), numbers(1, 3, K)
+    assert not any(parameter.requires_grad for parameter in ours.parameters())
+    assert ours.o.weight.data_ptr() == given[3].weight.data_ptr()
+    assert given[3].weight.requires_grad
+    with torch.enable_grad():
+        assert ours(x).shape == x.shape
+        down = linear(64, K).requires_grad_()
+        block = nn.FeedForward(linear(K, 64), linear(K, 64), down)
+        assert block(x).shape == x.shape
+    assert down.weight.requires_grad
+
+
 def test_extra_repr_names_what_differs() -> None:
     words = repr(nn.Attention(*layers(), heads=HEADS, causal=False, softcap=50.0))
     assert "heads=4, kv_heads=2, head_dim=16, not causal, softcap=50.0" in words

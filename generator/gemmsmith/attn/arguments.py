@@ -49,7 +49,7 @@ class Attention(NamedTuple):
             ArgumentError: naming the argument, the value found and what is legal.
         """
         _check_types(self.q, self.k, self.v)
-        _check_numbers(self.causal, self.window, self.softcap, self.scale)
+        check_numbers(self.causal, self.window, self.softcap, self.scale)
         for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v)):
             if tensor.dim() != 4:
                 axes = "pages, page size" if self.block_table is not None and name != "q" else None
@@ -111,7 +111,7 @@ class PackedAttention(NamedTuple):
             ArgumentError: naming the argument, the value found and what is legal.
         """
         _check_types(self.q, self.k, self.v)
-        _check_numbers(self.causal, self.window, self.softcap, self.scale)
+        check_numbers(self.causal, self.window, self.softcap, self.scale)
         for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v)):
             if tensor.dim() != 3:
                 raise ArgumentError(
@@ -180,9 +180,10 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_numbers(
+def check_numbers(
     causal: bool, window: int | None, softcap: float | None, scale: float | None
 ) -> None:
+    """Raise ArgumentError where a number is none that attention has."""
     if window is not None:
         if window < 1:
             raise ArgumentError(

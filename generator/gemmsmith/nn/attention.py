@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gemmsmith.attn.arguments import check_numbers
 from gemmsmith.attn.ops import attention
 from gemmsmith.constant import is_promised
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
@@ -15,13 +16,12 @@ from gemmsmith.nn.cache import KeysValues
 from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
 from gemmsmith.nn.linear import check_is_linear
 from gemmsmith.nn.prepared import PreparedLinear
+from gemmsmith.nn.rotary import Rotary
 from gemmsmith.rope_ops import rope, rope_to_cache
 from gemmsmith.smoothing import smooth
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from gemmsmith.nn.rotary import Rotary
 
 __all__ = ["Attention", "Int8Attention"]
 
@@ -45,7 +45,8 @@ class Attention(torch.nn.Module):
         scale: factor of the scores; D ** -0.5 by default.
 
     Raises:
-        ArgumentError: where the layers do not fit each other, or the heads them.
+        ArgumentError: where the layers do not fit each other, or the heads them, and where an
+            option is none that attention has.
     """
 
     qkv: PreparedLinear
@@ -69,6 +70,7 @@ class Attention(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_is_linear(q=q, k=k, v=v, o=o)
+        _check_counts(heads=heads)
         qkv = PreparedLinear.joined({"q": q, "k": k, "v": v})
         size = q.out_features // max(heads, 1)
         if heads < 1 or size * heads != q.out_features:
@@ -120,6 +122,9 @@ class Attention(torch.nn.Module):
         scale: float | None = None,
     ) -> None:
         """Make the prepared layers those of the block."""
+        _check_counts(heads=heads, kv_heads=kv_heads)
+        _check_counts(**({} if window is None else {"window": window}))
+        check_numbers(causal, window, softcap, scale)
         size = qkv.out_features // max(heads + 2 * kv_heads, 1)
         if heads < 1 or kv_heads < 1 or size * (heads + 2 * kv_heads) != qkv.out_features:
             raise ArgumentError(
@@ -130,6 +135,7 @@ class Attention(torch.nn.Module):
             raise ArgumentError(f"{heads} heads are no multiple of the {kv_heads} of k and v")
         if o.in_features != heads * size:
             raise ArgumentError(f"o takes {o.in_features} features, {heads * size} come")
+        _check_rotary(rotary, size)
         self.qkv, self.o, self.rotary = qkv, o, rotary
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
         self.causal, self.window, self.softcap, self.scale = causal, window, softcap, scale
@@ -312,6 +318,24 @@ class Int8Attention(Attention):
         super().hold(_int8(qkv), _int8(o), **options)
 
 
+def _check_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise ArgumentTypeError(f"{name} is {count!r}; a whole number is needed")
+
+
+def _check_rotary(rotary: object, size: int) -> None:
+    if rotary is None:
+        return
+    if not isinstance(rotary, Rotary):
+        raise ArgumentTypeError(
+            f"rotary is a {type(rotary).__name__}; a gemmsmith.nn.Rotary is needed, or None"
+        )
+    turned = 2 * rotary.inv_freq.shape[0]
+    if turned > size:
+        raise ArgumentError(f"rotary turns {turned} elements of a head, which has {size}")
+
+
 def _check_cache(cache: object, first: int | None) -> None:
     """Raise ArgumentError where it is no layer's memory, or too short for ``first`` tokens."""
     if not isinstance(cache, KeysValues):
@@ -328,4 +352,9 @@ def _int8(layer: PreparedLinear) -> Int8Linear:
 
 
 def _prepared(layer: torch.nn.Linear) -> PreparedLinear:
-    return layer if isinstance(layer, PreparedLinear) else PreparedLinear.from_torch(layer)
+    """Return a layer that shares the numbers of another and, like the block, wants no gradient."""
+    if isinstance(layer, PreparedLinear):
+        return layer
+    check_is_linear(linear=layer)
+    bias = None if layer.bias is None else layer.bias.detach()
+    return PreparedLinear.from_weight(layer.weight.detach(), bias).train(layer.training)

@@ -160,7 +160,8 @@ class FeedForward(torch.nn.Module):
     ) -> tuple[PreparedLinear, PreparedLinear]:
         """Return the two layers of the block; ``inputs`` are samples of what it reads."""
         del inputs  # nothing depends on them here
-        return gate_up, PreparedLinear.from_weight(down.weight, down.bias)
+        bias = None if down.bias is None else down.bias.detach()
+        return gate_up, PreparedLinear.from_weight(down.weight.detach(), bias)
 
     @property
     def constant_weight(self) -> bool:
