@@ -31,7 +31,7 @@ class AttentionSelection:
         if not self.shelf.specs:
             raise NoKernelError(f"{self.label}: it has none for {self.arch.name}")
         if all(reasons):
-            raise NoKernelError(f"{self.label}: {'; '.join(reasons)}")
+            raise NoKernelError(self._told("; ".join(reasons)))
 
     def plan(
         self, problem: AttentionProblem, call: AttentionCall, capability: tuple[int, int]
@@ -54,8 +54,12 @@ class AttentionSelection:
             self.shelf.look_again()  # another process may have built it
             found = plan_of(self.shelf, asked, call)
         if isinstance(found, str):
-            raise NoKernelError(f"{self.label}: {found}{self._advice()}")
+            raise NoKernelError(self._told(found) + self._advice())
         return found
+
+    def _told(self, reason: str) -> str:
+        """Return a reason that says what it is about, once."""
+        return reason if reason.startswith(self.label) else f"{self.label}: {reason}"
 
     def _advice(self) -> str:
         missing = [spec for spec in self.shelf.specs if spec not in self.shelf.kernels()]
