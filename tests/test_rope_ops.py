@@ -169,3 +169,30 @@ def test_opcheck_and_compiled_views_of_one_buffer() -> None:
     other = qkv((3, 7), 4, 2, 80, BF16)[0]
     places = torch.arange(7).expand(3, 7)
     assert torch.equal(compiled(other, places), layer(other, places))
+
+
+def test_two_names_of_one_memory_and_switches_that_are_none_are_refused() -> None:
+    q, k, v = (torch.randn(1, 3, 2, 64) for _ in "qkv")
+    cache, other = torch.zeros(1, 8, 2, 64), torch.zeros(1, 8, 2, 64)
+    positions, frequencies = torch.arange(3), gemmsmith.rope_frequencies(64)
+    before = q.clone()
+    with pytest.raises(ArgumentError, match="q and k are one memory"):
+        gemmsmith.rope(q, q, positions, frequencies)
+    for given, message in (
+        ((q, q, v, cache, other), "q and k are one memory"),
+        ((q, k, v, cache, cache), "k_cache and v_cache are one memory"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            gemmsmith.rope_to_cache(*given, positions[None], frequencies)
+    assert torch.equal(q, before)
+    word: Any = "no"
+    for call in (
+        lambda: gemmsmith.rope(q, k, positions, frequencies, interleaved=word),
+        lambda: gemmsmith.rope_to_cache(
+            q, k, v, cache, other, positions[None], frequencies, interleaved=word
+        ),
+        lambda: gemmsmith.gate(q, interleaved=word),
+        lambda: gemmsmith.gate_quantize(q, interleaved=word),
+    ):
+        with pytest.raises(ArgumentTypeError, match="interleaved is 'no'; True or False"):
+            call()

@@ -22,6 +22,8 @@ from gemmsmith.rope_call import misfit, rope_call
 from gemmsmith.rope_math import angles, places, rope_frequencies, rotated
 from gemmsmith.rope_shapes import check_rope, check_rope_to_cache
 from gemmsmith.row_execute import record, run_on_cuda, say_once
+from gemmsmith.scalars import check_scalars
+from gemmsmith.written import begin_alike
 
 __all__ = ["rope", "rope_frequencies", "rope_to_cache"]
 
@@ -52,6 +54,8 @@ def rope(
         LaunchError: where CUDA refuses.
     """
     check_dense(q=q, k=k, positions=positions, inv_freq=inv_freq)
+    check_scalars("switch", interleaved=interleaved)
+    check_scalars("number", attention_factor=attention_factor)
     torch.ops.gemmsmith.rope.default(q, k, positions, inv_freq, interleaved, attention_factor)
 
 
@@ -104,6 +108,8 @@ def rope_to_cache(
         block_table=block_table,
         optional=("slots", "block_table"),
     )
+    check_scalars("switch", interleaved=interleaved)
+    check_scalars("number", attention_factor=attention_factor)
     torch.ops.gemmsmith.rope_to_cache.default(
         q,
         k,
@@ -128,6 +134,7 @@ def _rope(
     attention_factor: float = 1.0,
 ) -> None:
     check_rope(q, k, positions, inv_freq)
+    _refuse_one("q", q, "k", k)
     positions = positions.expand(q.shape[:-2])
     if q.is_cuda and _on_cuda(
         q, k, positions, inv_freq, interleaved=interleaved, attention_factor=attention_factor
@@ -153,6 +160,8 @@ def _rope_to_cache(
     attention_factor: float = 1.0,
 ) -> None:
     check_rope_to_cache(q, k, v, k_cache, v_cache, positions, inv_freq, slots, block_table)
+    _refuse_one("q", q, "k", k)
+    _refuse_one("k_cache", k_cache, "v_cache", v_cache)
     tokens = q.shape[:-2]
     positions = positions.expand(tokens)
     slots = None if slots is None else slots.expand(tokens)
@@ -192,6 +201,13 @@ def _on_cuda(q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, **way: A
         if not written.is_inference():
             torch.autograd.graph.increment_version(written)
     return True
+
+
+def _refuse_one(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if begin_alike(tensor, other):
+        raise ArgumentError(
+            f"{name} and {other_name} are one memory: one of them would be written over the other"
+        )
 
 
 def _refuse_beyond(cache: Tensor, name: str, given: Tensor, kept: Tensor) -> None:

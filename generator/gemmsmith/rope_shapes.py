@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.row_shapes import DTYPES
+from gemmsmith.written import check_written
 
 FREQUENCY_DTYPES = (torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -28,7 +29,7 @@ def check_rope(
     _check_indices("positions", positions, q)
     _check_frequencies(inv_freq, q)
     for name, tensor in (("q", q), ("k", k)):
-        _check_written(name, tensor)
+        check_written(name, tensor)
 
 
 def check_rope_to_cache(
@@ -78,7 +79,7 @@ def check_rope_to_cache(
     if block_table is not None:
         _check_table(block_table, q)
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        _check_written(name, tensor)
+        check_written(name, tensor)
 
 
 def _check_heads(q: Tensor) -> None:
@@ -153,15 +154,4 @@ def _check_table(block_table: Tensor, q: Tensor) -> None:
     if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
         raise ArgumentError(
             f"block_table is {tuple(block_table.shape)}; ({q.shape[0]}, pages) is needed"
-        )
-
-
-def _check_written(name: str, tensor: Tensor) -> None:
-    strides = tensor.stride()
-    if 0 not in strides:
-        return
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
-        raise ArgumentError(
-            f"{name} is an expanded view, {tuple(tensor.shape)} by strides"
-            f" {tuple(tensor.stride())}: its elements would be written more than once"
         )

@@ -42,6 +42,7 @@ from gemmsmith.row_shapes import (
     new_rms_norm_quantize,
 )
 from gemmsmith.rowspec import GateKind, RowOperation
+from gemmsmith.scalars import check_scalars
 
 __all__ = [
     "gate",
@@ -154,6 +155,7 @@ def gate(x: Tensor, kind: GateKind = "silu", interleaved: bool = False) -> Tenso
         ArgumentError: naming the argument, the value found and what is legal.
     """
     check_dense(x=x)
+    check_scalars("switch", interleaved=interleaved)
     return cast(Tensor, torch.ops.gemmsmith.gate.default(x, kind, interleaved))
 
 
@@ -172,6 +174,7 @@ def gate_quantize(
         ArgumentError: naming the argument, the value found and what is legal.
     """
     check_dense(x=x, column_scale=column_scale, optional=("column_scale",))
+    check_scalars("switch", interleaved=interleaved)
     result = torch.ops.gemmsmith.gate_quantize.default(x, kind, interleaved, column_scale)
     return cast("tuple[Tensor, Tensor]", result)
 

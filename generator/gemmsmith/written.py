@@ -43,8 +43,8 @@ def share_elements(one: Tensor, other: Tensor) -> bool:
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             if stride and size > 1:
                 reach.setdefault(stride, [0, 0])[sign > 0] += sign * (size - 1)
-    terms = [(stride, *reach[stride]) for stride in sorted(reach, reverse=True)]
-    return _is_sum(other.storage_offset() - one.storage_offset(), terms)
+    terms = [(stride, least, most) for stride, (least, most) in sorted(reach.items(), reverse=True)]
+    return _is_sum(int(other.storage_offset() - one.storage_offset()), terms)
 
 
 def _is_sum(distance: int, terms: list[tuple[int, int, int]]) -> bool:
