@@ -33,7 +33,7 @@ def test_a_page_that_there_is_not_is_refused_where_it_is_used(page: int) -> None
 def test_no_pages_are_enough_for_sequences_without_keys() -> None:
     q, k, _ = tokens(1, 2, 4, 2, 2, 64)
     empty = k.view(1, 4, 2, 64)[:0]
-    way = {"lengths": ints(0), "block_table": ints([-1, -1])}
+    way: dict[str, Any] = {"lengths": ints(0), "block_table": ints([-1, -1])}
     assert not gemmsmith.attention(q, empty, empty, **way).any()
     with pytest.raises(ArgumentError, match=r"block_table holds -1 .* k has 0 pages"):
         gemmsmith.attention(q, empty, empty, **{**way, "lengths": ints(1)})

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.written import check_written, share_elements
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""What attention reads and writes."""
+"""What attention reads and writes, and masks add to scores."""
 
 
 class Attention(NamedTuple):
@@ -144,13 +145,14 @@ def check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
         )
     if tuple(out.shape) != shape:
         raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
+    check_written("out", out)
 
 
 def check_no_overlap(out: Tensor, *read: Tensor) -> None:
-    """Raise ArgumentError where ``out`` begins where an input does."""
-    if out.numel() and any(out.data_ptr() == tensor.data_ptr() for tensor in read):
+    """Raise ArgumentError where ``out`` and an input share an element."""
+    if any(share_elements(out, tensor) for tensor in read):
         raise ArgumentError(
-            "out is q, k or v: a kernel reads them while it writes; pass a fourth tensor"
+            "out overlaps q, k or v: a kernel reads them while it writes; pass a fourth tensor"
         )
 
 
@@ -206,10 +208,10 @@ def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
 
 
 def _check_mask(mask: Tensor, q: Tensor, scores: tuple[int, int, int, int]) -> None:
-    if mask.device != q.device or (mask.dtype != torch.bool and not mask.is_floating_point()):
+    if mask.device != q.device or mask.dtype not in (torch.bool, *DTYPES):
         raise ArgumentTypeError(
-            f"mask is {mask.dtype} on {mask.device}; torch.bool (True: seen) or numbers that are"
-            f" added to the scores, on {q.device}, are needed"
+            f"mask is {mask.dtype} on {mask.device}; torch.bool (True: seen), or float16, bfloat16"
+            f" or float32 that is added to the scores, on {q.device}, is needed"
         )
     sizes = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask.dim() > 4 or any(

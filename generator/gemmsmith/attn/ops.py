@@ -10,6 +10,7 @@ from torch import Tensor
 from gemmsmith.attn import op as _op  # noqa: F401  registers the ops
 from gemmsmith.constant import is_promised
 from gemmsmith.dense import check_dense
+from gemmsmith.scalars import check_scalars
 
 __all__ = ["attention", "attention_varlen"]
 
@@ -44,12 +45,13 @@ def attention(
         window: keys that a query sees, itself included; with ``causal`` only.
         softcap: scores are ``softcap * tanh(score / softcap)``, after the scale.
         scale: factor of the scores; D ** -0.5 where not given.
-        mask: broadcast to (B, H, Sq, Sk); bool (True: seen), or numbers added to the scores.
-            torch computes these calls.
-        lengths: (B,) int32, the keys of each sequence (at most Sk). What k and v hold beyond them
-            has no effect, be it NaN.
+        mask: broadcast to (B, H, Sq, Sk); bool (True: seen), or fp16, bf16 or fp32 numbers added to
+            the scores; NaN gives NaN. torch computes these calls.
+        lengths: (B,) int32, the keys of each sequence; more than there is room for are all of them.
+            What k and v hold beyond them has no effect, be it NaN.
         block_table: (B, pages of a sequence) int32, where the keys of each sequence lie; needs
-            ``lengths``. Entries beyond the length are not read.
+            ``lengths``. Entries beyond the length are not read; of the others, pages that there are
+            not are an error on the CPU, and undefined on a GPU, where none is read back.
         constant_cache: promises that no work which is queued already writes ``lengths``,
             ``block_table``, or keys and values but the newest Sq of each sequence, which the kernel
             just ahead may write, as :func:`gemmsmith.rope_to_cache` does. Kernels with
@@ -57,7 +59,8 @@ def attention(
             wrote what was new to it, is such work too, unless something between the two waits for
             all that is queued, as torch's own kernels do. Naming kernels that have it
             (:func:`gemmsmith.load`) is the same promise.
-        out: where to write, of the result's shape and dtype; it must not overlap an input.
+        out: where to write, of the result's shape and dtype; it must not overlap an input, which is
+            an error where torch knows both to be views of one memory.
         kernels: handle of what may run (:func:`gemmsmith.load`); empty for the default kernels of
             the GPU, and torch where none fits.
 
@@ -76,6 +79,9 @@ def attention(
         out=out,
         optional=("mask", "lengths", "block_table", "out"),
     )
+    check_scalars("switch", causal=causal)
+    check_scalars("count", optional=True, window=window)
+    check_scalars("number", optional=True, softcap=softcap, scale=scale)
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
@@ -127,6 +133,10 @@ def attention_varlen(
         LaunchError: where CUDA refuses.
     """
     check_dense(q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, out=out, optional=("out",))
+    check_scalars("count", max_q=max_q, max_k=max_k)
+    check_scalars("switch", causal=causal)
+    check_scalars("count", optional=True, window=window)
+    check_scalars("number", optional=True, softcap=softcap, scale=scale)
     given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention_varlen.default(*given))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gemmsmith.attn.arguments import Attention, PackedAttention
+from gemmsmith.errors import ArgumentError
 
 _SCORES_AT_ONCE = 1 << 26  # f32 scores that are in memory together, 256 MiB
 
@@ -21,10 +22,10 @@ def attend(call: Attention) -> Tensor:
     k, v = call.k, call.v
     queries, keys = call.q.shape[1], call.key_length
     position = torch.arange(keys, device=call.q.device)
-    if call.block_table is not None:
-        k, v = _gathered(call, position)
     if keys == 0:
         return torch.zeros_like(call.q)
+    if call.block_table is not None:
+        k, v = _gathered(call, call.block_table)
     ends = torch.full((1, 1), keys, device=call.q.device)
     if call.lengths is not None:
         ends = call.lengths.long().clamp(0, keys)[:, None]
@@ -70,13 +71,27 @@ def attend_packed(call: PackedAttention) -> Tensor:
     return _with_mask(dense, dense.k, dense.v, seen)[0]
 
 
-def _gathered(call: Attention, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return k and v of (batch, keys, …) from their pages; of unused ones, page 0."""
-    assert call.block_table is not None, "only paged calls are gathered"
+def _gathered(call: Attention, block_table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v of (batch, keys, …) from their pages; of unused ones, page 0.
+
+    Raises:
+        ArgumentError: on the CPU, where a page is used that there is not.
+    """
     assert call.lengths is not None, "checked: paged calls have lengths"
-    pages = torch.arange(call.block_table.shape[1], device=position.device)
-    used = pages * call.k.shape[1] < call.lengths[:, None]
-    table = torch.where(used, call.block_table.long(), 0)
+    places = torch.arange(block_table.shape[1], device=block_table.device)
+    used = places * call.k.shape[1] < call.lengths[:, None]
+    table = torch.where(used, block_table.long(), 0)
+    pages = call.k.shape[0]
+    if not call.k.is_cuda:  # a GPU would have to be waited for
+        missing = table[used & ((table < 0) | (table >= pages))]
+        if missing.numel():
+            raise ArgumentError(
+                f"block_table holds {int(missing[0])} for a page that lengths count; k has {pages}"
+                " pages, counted from 0"
+            )
+    if pages == 0:
+        empty = call.k.new_zeros(table.shape[0], call.key_length, *call.k.shape[2:])
+        return empty, empty
     return call.k[table].flatten(1, 2), call.v[table].flatten(1, 2)
 
 
@@ -101,7 +116,8 @@ def _with_mask(call: Attention, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         mask = mask & call.mask
     elif call.mask is not None:
         mask = torch.where(mask, call.mask, float("-inf"))
-    blind = ~(mask if mask.dtype == torch.bool else mask > float("-inf")).any(-1)
+    seen = mask if mask.dtype == torch.bool else mask != float("-inf")  # NaN is no blindness
+    blind = ~seen.any(-1)
     if call.softcap is None and mask.dtype in (torch.bool, call.q.dtype):
         result = _torchs(call, k, v, mask.expand(-1, -1, call.q.shape[1], -1), causal=False)
     else:
