@@ -73,6 +73,7 @@ def test_a_files_kernels_are_measured_in_what_they_take() -> None:
 def test_no_gpu_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoDeviceError, match="a benchmark needs a GPU"):
         bench.run_bench("smollm2-135m", json_path=tmp_path / "new" / "out.json")
+    assert not (tmp_path / "new").exists()
 
 
 class FakeKernel:

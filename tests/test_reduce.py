@@ -235,7 +235,10 @@ def test_kernels_that_rely_on_a_promise_are_written_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--write", "nodir/x.yaml"], "there is no folder nodir; make it first"),
+        (
+            ["--write", "nodir/x.yaml"],
+            "there is no folder nodir; name a file in a folder that is there",
+        ),
         (["--write", "/"], "is a folder; name a file"),
         (["--write", "x.yaml", "--also", "int8"], "--also int8: use fp16 or bf16"),
         (["--write", "x.yaml", "--also", "fp99"], "--also fp99: use fp16 or bf16"),

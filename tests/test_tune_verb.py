@@ -43,6 +43,32 @@ def test_tuning_needs_a_gpu() -> None:
         assert part in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--file", "nope.yaml"), "nope.yaml: cannot be read: No such file"),
+        (("--only-files",), "--only-files leaves no kernel: name some with --file"),
+        (("--without", "nope"), "--without nope: no kernel of these is called that"),
+        (
+            ("--without", "gemm_bf16_rcr_128x128x64_c2x1_coop"),
+            "is called that; did you mean gemm_bf16_r",
+        ),
+        (("--out", "taken/x.yaml"), "taken is a file; name a file in a folder that is there"),
+        (("--out", "taken"), "taken: is no tuned table"),
+    ],
+)
+def test_what_is_wrong_with_the_arguments_is_told_where_there_is_no_gpu_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "device_here", lambda: pytest.fail("asked for the GPU first"))
+    (tmp_path / "taken").write_text("mine")
+    command = ["tune", "--weight", "4096x4096", *words]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code in (1, 2)
+    assert told in result.output.replace("taken:1:", "taken:")
+
+
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeBenches:
     """An H200 on which every kernel is built and wider tiles are faster."""

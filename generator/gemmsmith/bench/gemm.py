@@ -263,9 +263,9 @@ def run_bench(
     """
     models = [load_model(name) for name in ([model] if isinstance(model, str) else model)]
     wanted, tokens = _dtype(dtype), checked_tokens(m)
+    environment = environment_here()
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-    environment = environment_here()
     own = None if kernels is None else gemmsmith.load(kernels)
     if own is not None:
         wanted = dtype_of(own.specs, wanted, str(kernels))

@@ -17,6 +17,7 @@ from gemmsmith.cli.options import (
     GpuName,
     Multiprocessors,
     Source,
+    check_output,
     print_json,
     specs_of,
 )
@@ -248,6 +249,8 @@ def tune(
         epilogues=epilogue or ("plain",),
         constant=constant_b,
     )
+    if out is not None:
+        check_output("--out", out, makes_folders=True)
     request = Request(
         files=tuple(file or ()),
         only_files=only_files,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmsmith.cli.options import AsJson, ConstantB, Source, print_json, source_of
+from gemmsmith.cli.options import AsJson, Source, print_json, source_of
 
 Dtype = Annotated[
     str | None, typer.Option(metavar="fp16|bf16", help="Element type.", show_default=False)
@@ -160,7 +160,13 @@ def bench(
     all_kernels: Annotated[
         bool, typer.Option("--all-kernels", help="Also time every kernel that fits, alone.")
     ] = False,
-    constant_b: ConstantB = False,
+    constant_b: Annotated[
+        bool,
+        typer.Option(
+            "--constant-b",
+            help="With --grid: time calls that promise that no queued work writes the weight.",
+        ),
+    ] = False,
     compact: Annotated[bool, typer.Option("--compact", help="Print ratios only.")] = False,
     check_harness: Annotated[
         bool,

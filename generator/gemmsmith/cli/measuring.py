@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from gemmsmith.cli.options import print_json
+from gemmsmith.cli.options import check_output, compiled_of, print_json
 
 if TYPE_CHECKING:
     from gemmsmith.bench.gemm import BenchReport
@@ -61,8 +61,14 @@ def print_measured(asked: Measurement) -> None:
 
     Raises:
         MeasureError: where the arguments do not go together.
+        ConfigError, BundleError: where the kernels cannot be read.
     """
-    report, text = _way(asked)(asked)
+    way = _way(asked)
+    if asked.source is not None:
+        compiled_of(asked.source, None)  # as far as it can be judged without the GPU that may lack
+    if asked.output is not None:
+        check_output("-o", asked.output, makes_folders=True)
+    report, text = way(asked)
     if asked.as_json:
         print_json(report.as_json())
     else:

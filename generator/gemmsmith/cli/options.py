@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,6 +166,28 @@ def _named(specs: Sequence[SpecT], name: str) -> SpecT:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise NoKernelError(f"no kernel is called {name}{hint} (gemmsmith list shows all)")
+
+
+def check_output(option: str, path: Path, *, makes_folders: bool = False) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is for.
+
+    ``makes_folders`` says that folders on the way to it are made where they are missing.
+    """
+    if _there(path) and path.is_dir():
+        raise typer.BadParameter(f"{option} {path}: is a folder; name a file in it")
+    place = path if _there(path) else path.parent
+    while makes_folders and not _there(place):
+        place = place.parent
+    if place != path and not (_there(place) and place.is_dir()):
+        why = f"{place} is a file" if _there(place) else f"there is no folder {place}"
+        raise typer.BadParameter(f"{option} {path}: {why}; name a file in a folder that is there")
+    if not os.access(place, os.W_OK if place == path else os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"{option} {path}: {place} cannot be written; name another file")
+
+
+def _there(place: Path) -> bool:
+    """Whether a path is there; false, and no error as of Path, where it cannot be looked at."""
+    return os.access(place, os.F_OK)
 
 
 def print_json(value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from gemmsmith.cli.options import (
     GpuName,
     Multiprocessors,
     Source,
+    check_output,
     print_json,
     specs_of,
 )
@@ -81,7 +81,7 @@ def reduce(
     types = _also(also or (), write)
     limits = {"loss": _share("--loss", loss), "worst": _share("--worst", worst)}
     if write is not None:
-        _writable("--write", write)
+        check_output("--write", write)
     row, name, sm_count = device_asked(arch, gpu, sms)
     tables = gather(
         table or (),
@@ -130,17 +130,6 @@ def _also(words: Sequence[str], write: Path | None) -> list[DType]:
     if words and write is None:
         raise typer.BadParameter("--also says what --write writes: name a file with --write")
     return [legal[word] for word in words]
-
-
-def _writable(option: str, path: Path) -> None:
-    if path.is_dir():
-        raise typer.BadParameter(f"{option} {path}: is a folder; name a file, as {path}/few.yaml")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(
-            f"{option} {path}: there is no folder {path.parent}; make it first"
-        )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise typer.BadParameter(f"{option} {path}: cannot be written; name a file that can be")
 
 
 def _share(option: str, word: str) -> float:

@@ -13,7 +13,8 @@ import torch
 from gemmsmith.arch import Architecture, architecture_of
 from gemmsmith.build import BuildReport, build
 from gemmsmith.config import load_specs
-from gemmsmith.errors import ConfigError, MeasureError, Problem
+from gemmsmith.config_problems import nearest
+from gemmsmith.errors import ConfigError, MeasureError, NoKernelError, Problem
 from gemmsmith.lookup import find_built, find_cached
 from gemmsmith.progress import Progress
 from gemmsmith.resources import configs_dir
@@ -25,6 +26,7 @@ from gemmsmith.tune.gpu import GpuBenches, device_here
 from gemmsmith.tune.run import CANDIDATES, Outcome, run
 from gemmsmith.tune.store import Store, open_store
 from gemmsmith.tune.work import Job
+from gemmsmith.tuned_file import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +49,41 @@ class Request:
     gpus: int = 1
 
 
-def pool_of(arch: Architecture, request: Request) -> tuple[KernelSpec, ...]:
-    """Return the kernels that may win, each once.
+def pool_of(arch: Architecture | None, request: Request) -> tuple[KernelSpec, ...]:
+    """Return the kernels that may win, each once; without ``arch`` those of all architectures.
 
     Raises:
         ConfigError: where a file cannot be used, or gives another kernel a name that is taken.
+        NoKernelError: where none has a name that is to be left out (of all architectures).
     """
     places = [] if request.only_files else [configs_dir() / "kernels"]
     found: dict[str, KernelSpec] = {}
     for place in [*places, *request.files]:
-        for spec in load_specs(place, arch=[arch.name]):
+        for spec in load_specs(place, arch=None if arch is None else [arch.name]):
             if found.setdefault(spec.name, spec) != spec:
                 message = f"{spec.name} is another kernel than the one of that name before it"
                 raise ConfigError([Problem(file=str(place), line=0, message=message)])
+    unknown = [name for name in request.without if arch is None and name not in found]
+    if unknown:
+        near = nearest(unknown[0], found)
+        hint = f"; did you mean {near}?" if near else ""
+        raise NoKernelError(f"--without {unknown[0]}: no kernel of these is called that{hint}")
     return tuple(spec for name, spec in found.items() if name not in request.without)
+
+
+def check_request(request: Request) -> None:
+    """Refuse what can be seen to be wrong with a request where there is no GPU.
+
+    Raises:
+        ConfigError: where a file of kernels or the table to go on with cannot be used.
+        NoKernelError: where none has a name that is to be left out.
+        MeasureError: where no kernel is left.
+    """
+    if request.only_files and not request.files:
+        raise MeasureError("--only-files leaves no kernel: name some with --file")
+    pool_of(None, request)
+    if request.out is not None and request.out.exists():
+        read_table(request.out)
 
 
 def tune_here(jobs: Sequence[Job], request: Request) -> tuple[Outcome, Path]:
@@ -68,9 +91,10 @@ def tune_here(jobs: Sequence[Job], request: Request) -> tuple[Outcome, Path]:
 
     Raises:
         NoDeviceError: where there is no GPU.
-        MeasureError: where there are fewer GPUs of one kind than asked for.
-        ConfigError: where a file cannot be used.
+        MeasureError: where there are fewer GPUs of one kind than asked for, or no kernel is left.
+        ConfigError, NoKernelError: as :func:`check_request` does.
     """
+    check_request(request)
     device_here()
     started = time.monotonic()
     if request.gpus == 1:
