@@ -27,6 +27,12 @@ SETS = [
 ]
 
 
+def default_gemms() -> KernelSet:
+    """Return the default kernels of this GPU without those of attention, which have their tests."""
+    loaded = gemmsmith.load(configs_dir() / "kernels")
+    return KernelSet(loaded.specs, arch=loaded.arch, source=loaded.source)
+
+
 def kernel_set(name: str) -> KernelSet:
     """Return the built default kernels of this GPU, unusual ones, or an older architecture's.
 
@@ -36,7 +42,7 @@ def kernel_set(name: str) -> KernelSet:
         pytest.skip("no GPU")
     unusual = Path(__file__).with_name("unusual.yaml")
     if name == "default":
-        loaded = gemmsmith.load(configs_dir() / "kernels")
+        loaded = default_gemms()
     elif name == "unusual":
         loaded = gemmsmith.load(unusual)
     elif torch.cuda.get_device_capability() != (9, 0):
