@@ -247,6 +247,16 @@ def test_a_set_of_several_types_keeps_that_of_the_operands(file: Path) -> None:
         kernels[kernels.names[0]](a, w.t())
 
 
+def test_a_set_of_attention_alone_takes_no_gemm(tmp_path: Path) -> None:
+    path = tmp_path / "attention.yaml"
+    path.write_text(
+        "attention:\n  - {name: long, arch: sm_90a, dtype: bf16, head_dim: 128, tile: [128, 176]}\n"
+    )
+    a, w = integers(5, 24), integers(16, 24)
+    with pytest.raises(ArgumentTypeError, match=r"the named kernels take no GEMM"):
+        load(path, arch="hopper").gemm(a, w.t())
+
+
 def test_an_output_of_either_type_that_the_kernels_write_is_taken() -> None:
     narrow = KernelSpec(**{**_fields(AMPERE), "d": FP16})
     kernels = KernelSet([AMPERE, narrow], arch=SM_80, source="both.yaml")

@@ -47,7 +47,7 @@ def _output_dtype(a: Tensor, kernels: str, wanted: torch.dtype | None) -> torch.
     if not written:
         if not kernels or selection(kernels).torch_may_run:
             raise ArgumentTypeError(f"a is {a.dtype}; {', '.join(map(_word, OUTPUTS))} are legal")
-        taken = ", ".join(sorted({spec.a.name for spec in selection(kernels).specs}))
+        taken = ", ".join(sorted({spec.a.name for spec in selection(kernels).specs})) or "no GEMM"
         raise ArgumentTypeError(f"a is {a.dtype}; the named kernels take {taken}")
     if wanted is not None and wanted not in written:
         words = ", ".join(map(_word, written))
