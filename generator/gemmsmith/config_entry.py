@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmsmith.arch import Architecture, Store, parse_architecture
 from gemmsmith.config_asked import AskedKernel
@@ -16,11 +16,20 @@ from gemmsmith.config_defaults import (
     stage_counts,
     warp_tiles,
 )
-from gemmsmith.config_model import AlignmentKeys, ArchKeys, DTypes, FamilyKeys, KernelKeys
+from gemmsmith.config_model import (
+    AlignmentKeys,
+    ArchKeys,
+    AttentionKeys,
+    DTypes,
+    FamilyKeys,
+    KernelKeys,
+)
 from gemmsmith.dtypes import DType, accumulator_of
 from gemmsmith.errors import IllegalKernelError, Objection
 from gemmsmith.spec import Alignment, Cluster, KernelSpec, Layout, Tile, widest_alignment
 from gemmsmith.yaml_lines import Document, KeyPath
+
+_Keys = TypeVar("_Keys", KernelKeys, AttentionKeys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,13 @@ class Entry(AskedKernel):
 
 
 def keys_of(family: FamilyKeys, kernel: KernelKeys, arch: Architecture | None = None) -> KernelKeys:
+    """Return :func:`merged_keys` of a GEMM."""
+    return merged_keys(KernelKeys, family, kernel, arch)
+
+
+def merged_keys(
+    model: type[_Keys], family: _Keys, kernel: _Keys, arch: Architecture | None
+) -> _Keys:
     """Return what holds for ``kernel`` of ``family`` on ``arch``, or on all where it is None.
 
     Kernel goes before family, and ``per_arch`` of both before either.
@@ -49,8 +65,8 @@ def keys_of(family: FamilyKeys, kernel: KernelKeys, arch: Architecture | None = 
         if block is not None
         for key in block.model_fields_set
     }
-    return KernelKeys.model_construct(
-        **{key: value for key, value in given.items() if key in KernelKeys.model_fields}
+    return model.model_construct(
+        **{key: value for key, value in given.items() if key in model.model_fields}
     )
 
 

@@ -8,7 +8,7 @@ from gemmsmith.arch import Architecture
 from gemmsmith.attn.defaults import default_schedule, default_stages
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
 from gemmsmith.config_asked import AskedKernel
-from gemmsmith.config_entry import on_one_alone, place_of
+from gemmsmith.config_entry import merged_keys, on_one_alone, place_of
 from gemmsmith.config_model import AttentionArchKeys, AttentionFamilyKeys, AttentionKeys
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import IllegalKernelError, Objection
@@ -26,20 +26,8 @@ class AttentionEntry(AskedKernel):
 def attention_keys(
     family: AttentionFamilyKeys, kernel: AttentionKeys, arch: Architecture | None = None
 ) -> AttentionKeys:
-    """Return what holds for ``kernel`` of ``family`` on ``arch``, or on all where it is None.
-
-    Kernel goes before family, and ``per_arch`` of both before either.
-    """
-    blocks = (family, kernel, *(block.per_arch.get(arch) for block in (family, kernel) if arch))
-    given = {
-        key: getattr(block, key)
-        for block in blocks
-        if block is not None
-        for key in block.model_fields_set
-    }
-    return AttentionKeys.model_construct(
-        **{key: value for key, value in given.items() if key in AttentionKeys.model_fields}
-    )
+    """Return :func:`gemmsmith.config_entry.merged_keys` of an attention kernel."""
+    return merged_keys(AttentionKeys, family, kernel, arch)
 
 
 def judged(
