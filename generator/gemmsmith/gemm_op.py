@@ -22,6 +22,7 @@ from gemmsmith.op_library import Op, register_ops
 from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import output_letter, refuse_misfit, selection
+from gemmsmith.written import is_expanded
 
 _OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
 
@@ -144,7 +145,7 @@ class _Call(Arguments):
             raise ArgumentTypeError(f"out is on {out.device}, a is on {a.device}")
         if tuple(out.shape) != shape:
             raise ArgumentError(f"out is {tuple(out.shape)}, the result is {shape}")
-        if any(step == 0 < size - 1 for step, size in zip(out.stride(), shape, strict=True)):
+        if is_expanded(out):
             raise ArgumentError(f"out has elements in one place (strides {out.stride()})")
         _check_factors(self, out.dtype)
 

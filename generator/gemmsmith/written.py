@@ -11,14 +11,19 @@ from gemmsmith.errors import ArgumentError
 
 def check_written(name: str, tensor: Tensor) -> None:
     """Raise ArgumentError where ``tensor`` is an expanded view, whose elements coincide."""
-    strides = tensor.stride()
-    if 0 not in strides:
-        return
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
+    if is_expanded(tensor):
         raise ArgumentError(
             f"{name} is an expanded view, {tuple(tensor.shape)} by strides"
             f" {tuple(tensor.stride())}: its elements would be written more than once"
         )
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Return whether elements of ``tensor`` coincide by a stride of 0."""
+    strides = tensor.stride()
+    return 0 in strides and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)
+    )
 
 
 def begin_alike(one: Tensor, other: Tensor) -> bool:
