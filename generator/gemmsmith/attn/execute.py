@@ -48,9 +48,8 @@ def run(call: Attention | PackedAttention, out: Tensor) -> None:
 
 def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
     index = out.get_device()
-    call = _laid_out(
-        _promised(call)
-    )  # kept until the launch: what it copied must not be memory for others
+    # Kept until the launch: what it copied must not be memory for others.
+    call = _laid_out(_promised(call))
     found = _planned(call, out, index)
     if isinstance(found, str) and call.kernels:
         raise NoKernelError(f"{attention_selection(call.kernels).label}: {found}")
