@@ -46,11 +46,6 @@ class Entry(AskedKernel):
     """The kernel; None where it is illegal."""
 
 
-def keys_of(family: FamilyKeys, kernel: KernelKeys, arch: Architecture | None = None) -> KernelKeys:
-    """Return :func:`merged_keys` of a GEMM."""
-    return merged_keys(KernelKeys, family, kernel, arch)
-
-
 def merged_keys(
     model: type[_Keys], family: _Keys, kernel: _Keys, arch: Architecture | None
 ) -> _Keys:
@@ -81,7 +76,7 @@ def judged(
     layout: Layout,
 ) -> Entry:
     """Return one kernel of ``kernel``'s crossed lists as an entry, legal or not."""
-    keys = keys_of(family, kernel, arch)
+    keys = merged_keys(KernelKeys, family, kernel, arch)
     assert keys.tile is not None, "a kernel without a tile is refused earlier"
     line = document.line(path)
     tile = Tile(*keys.tile)

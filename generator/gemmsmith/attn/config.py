@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gemmsmith.arch import parse_architecture
-from gemmsmith.attn.config_entry import AttentionEntry, attention_keys, judged
+from gemmsmith.attn.config_entry import AttentionEntry, judged
 from gemmsmith.attn.spec import AttentionSpec
-from gemmsmith.config_entries import files_of, sound_part, strangers
+from gemmsmith.config_entries import files_of
+from gemmsmith.config_families import Language, kernels_of
 from gemmsmith.config_model import AttentionFamilyKeys, AttentionKeys, FileKeys
-from gemmsmith.config_problems import (
-    ATTENTION_EXAMPLES,
-    missing_key,
-    same_names,
-    sentences,
-)
+from gemmsmith.config_problems import ATTENTION_EXAMPLES, same_names, sentences
 from gemmsmith.errors import ConfigError, Problem
-from gemmsmith.yaml_lines import Document, KeyPath, read_yaml
+from gemmsmith.yaml_lines import Document, read_yaml
 
 __all__ = ["AttentionEntry", "inspect_attention", "load_attention"]
+
+_ATTENTION = Language(
+    family=AttentionFamilyKeys,
+    kernel=AttentionKeys,
+    needed={key: ATTENTION_EXAMPLES[key] for key in ("arch", "dtype", "head_dim", "tile")},
+    crossed={"dtype": "dtype", "head_dim": "head_dim"},
+    judged=judged,
+)
 
 
 def load_attention(
@@ -96,47 +98,4 @@ def _families(document: Document, listed: object) -> Iterator[AttentionEntry | P
     yield from same_names(document, "attention", names).values()
     broken = {error["loc"] for error in errors} | document.refused
     for place, block in enumerate(blocks):
-        yield from _kernels(document, ("attention", place), block, broken)
-
-
-def _kernels(
-    document: Document, path: KeyPath, block: object, broken: set[KeyPath]
-) -> Iterator[AttentionEntry | Problem]:
-    """Yield the kernels of one family; those with broken keys are left out."""
-    part = sound_part(block, path, broken)
-    if part is None:
-        return
-    family = AttentionFamilyKeys.model_validate(part.block)
-    kernels: Sequence[AttentionKeys] = family.kernels or (family,)
-    named = [row for kernel in kernels for row in attention_keys(family, kernel).arch]
-    if named and part.whole:
-        yield from strangers(document, path, family, named)
-    for where, kernel in zip(part.paths, kernels, strict=True):
-        yield from _crossed(document, family, kernel, where)
-
-
-def _crossed(
-    document: Document, family: AttentionFamilyKeys, kernel: AttentionKeys, path: KeyPath
-) -> Iterator[AttentionEntry | Problem]:
-    """Yield one entry for each architecture, element type and head size of a kernel.
-
-    What is illegal on one architecture and legal on another is skipped, not refused.
-    """
-    keys = attention_keys(family, kernel)
-    missing = [key for key in ("arch", "dtype", "head_dim") if not getattr(keys, key)]
-    if not all(attention_keys(family, kernel, arch).tile for arch in keys.arch or (None,)):
-        missing.append("tile")
-    for key in missing:
-        yield missing_key(document, path, family.name, key, ATTENTION_EXAMPLES[key])
-    if missing:
-        return
-    if kernel is not family:
-        yield from strangers(document, path, kernel, keys.arch)
-    for dtype, head_dim in itertools.product(keys.dtype, keys.head_dim):
-        column = [
-            judged(document, family, kernel, path, arch=arch, dtype=dtype, head_dim=head_dim)
-            for arch in keys.arch
-        ]
-        legal_somewhere = any(entry.spec for entry in column)
-        for entry in column:
-            yield replace(entry, skipped=entry.spec is None and legal_somewhere)
+        yield from kernels_of(document, ("attention", place), block, broken, _ATTENTION)

@@ -23,13 +23,6 @@ class AttentionEntry(AskedKernel):
     """The kernel; None where it is illegal."""
 
 
-def attention_keys(
-    family: AttentionFamilyKeys, kernel: AttentionKeys, arch: Architecture | None = None
-) -> AttentionKeys:
-    """Return :func:`gemmsmith.config_entry.merged_keys` of an attention kernel."""
-    return merged_keys(AttentionKeys, family, kernel, arch)
-
-
 def judged(
     document: Document,
     family: AttentionFamilyKeys,
@@ -41,7 +34,7 @@ def judged(
     head_dim: int,
 ) -> AttentionEntry:
     """Return one kernel of ``kernel``'s crossed lists as an entry, legal or not."""
-    keys = attention_keys(family, kernel, arch)
+    keys = merged_keys(AttentionKeys, family, kernel, arch)
     assert keys.tile is not None, "a kernel without a tile is refused earlier"
     tile = AttentionTile(*keys.tile)
     line = document.line(path)

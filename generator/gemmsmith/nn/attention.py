@@ -137,6 +137,10 @@ class Attention(torch.nn.Module):
             raise ArgumentError(f"o takes {o.in_features} features, {heads * size} come")
         _check_rotary(rotary, size)
         self.qkv, self.o, self.rotary = qkv, o, rotary
+        # Without RoPE, tokens turned by nothing take the same kernel to the cache: it leaves out
+        # those that are below 0 without waiting for a GPU.
+        if rotary is None:
+            self._still = Rotary(torch.zeros(1, device=qkv.weight.device))
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
         self.causal, self.window, self.softcap, self.scale = causal, window, softcap, scale
 
@@ -240,13 +244,8 @@ class Attention(torch.nn.Module):
 
     def keep(self, cache: KeysValues, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
         """Rotate q in place, and write rotated k, and v, to their places in the cache."""
-        if self.rotary is not None:
-            frequencies, pairing = self.rotary.inv_freq, self.rotary.pairing
-            rope_to_cache(q, k, v, *cache, positions, frequencies, **pairing)
-            return
-        # turned by nothing: the same kernel, as it leaves out tokens without waiting for a GPU
-        still = torch.zeros(1, dtype=torch.float64, device=q.device)
-        rope_to_cache(q, k, v, *cache, positions, still)
+        turned = self.rotary or self._still
+        rope_to_cache(q, k, v, *cache, positions, turned.inv_freq, **turned.pairing)
 
     def attend(
         self,

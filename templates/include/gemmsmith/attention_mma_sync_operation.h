@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "gemmsmith/attention_abi.h"
+#include "gemmsmith/attention_call.h"
 #include "gemmsmith/attention_mma_sync.h"
 #include "gemmsmith/host.h"
 
@@ -54,9 +54,6 @@ struct MmaSyncAttentionOperation {
   static constexpr int64_t kMost = 1 << 30;
   static constexpr int64_t kL2Bytes = 4 << 20; /* of a T4, the smallest of them */
 
-  static int64_t row_tiles(gemmsmith_attention const &call) {
-    return (call.queries + Kernel::kTileQueries - 1) / Kernel::kTileQueries;
-  }
   static int64_t rows(gemmsmith_attention const &call) {
     return call.cu_q != nullptr ? call.tokens_q : call.batch * call.queries;
   }
@@ -71,7 +68,7 @@ struct MmaSyncAttentionOperation {
       }
     }
     if (call.heads % call.kv_heads != 0 || packed != (call.cu_k != nullptr) ||
-        row_tiles(call) * call.heads > kMost / call.batch) {
+        row_tiles(call, Kernel::kTileQueries) * call.heads > kMost / call.batch) {
       return kMmaSyncSizes;
     }
     if (call.head_dim < 1 || call.head_dim > Kernel::kHead || call.head_dim % kVector != 0) {
@@ -83,26 +80,16 @@ struct MmaSyncAttentionOperation {
     if (call.block_table != nullptr || call.splits > 1) {
       return kMmaSyncPages;
     }
-    /* A dimension of one is not stepped. */
-    auto stepped = [](int64_t count, int64_t stride) { return count <= 1 || (stride >= 0 && stride % kVector == 0); };
-    auto placed = [](void const *address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; };
-    int64_t const sequences = packed ? 1 : call.batch;
-    int64_t const rows_q = packed ? call.tokens_q : call.queries, rows_k = packed ? call.tokens_k : call.keys;
-    bool const aligned =
-        placed(call.q) && placed(call.k) && placed(call.v) && placed(call.out) && stepped(rows_q, call.q_row) &&
-        stepped(call.heads, call.q_head) && stepped(sequences, call.q_batch) && stepped(rows_k, call.k_row) &&
-        stepped(call.kv_heads, call.k_head) && stepped(sequences, call.k_batch) && stepped(rows_k, call.v_row) &&
-        stepped(call.kv_heads, call.v_head) && stepped(sequences, call.v_batch) && stepped(rows_q, call.out_row) &&
-        stepped(call.heads, call.out_head) && stepped(sequences, call.out_batch);
-    if (!aligned) {
+    if (!is_aligned(call, kVector, 0)) {
       return kMmaSyncAlignment;
     }
     /* From a sequence's first key, and from a tile's first query, the kernel counts elements in 32 bits. */
     auto near = [](int64_t count, int64_t reach, int64_t stride) { return count <= 1 || stride <= INT32_MAX / reach; };
     int64_t const reach = call.keys + Kernel::kTileKeys;
-    bool const reached = near(rows_k, reach, call.k_row) && near(rows_k, reach, call.v_row) &&
-                         near(rows_q, Kernel::kTileQueries, call.q_row) &&
-                         near(rows_q, Kernel::kTileQueries, call.out_row);
+    AttentionExtents const extents(call);
+    bool const reached = near(extents.rows_k, reach, call.k_row) && near(extents.rows_k, reach, call.v_row) &&
+                         near(extents.rows_q, Kernel::kTileQueries, call.q_row) &&
+                         near(extents.rows_q, Kernel::kTileQueries, call.out_row);
     return reached ? kMmaSyncRuns : kMmaSyncFar;
   }
 
@@ -129,23 +116,7 @@ struct MmaSyncAttentionOperation {
       return status;
     }
     Params params{};
-    AttentionWork &work = params.work;
-    work.batch = int(call->batch);
-    work.heads = int(call->heads);
-    work.queries = int(call->queries);
-    work.keys = int(call->keys);
-    work.head_dim = int(call->head_dim);
-    work.group = int(call->heads / call->kv_heads);
-    work.row_tiles = int(row_tiles(*call));
-    work.tiles = int(row_tiles(*call) * call->heads * call->batch);
-    int64_t const of_kv_head = 2 * call->keys * call->head_dim * int64_t(sizeof(typename Kernel::Element));
-    int64_t const together = std::max<int64_t>(1, kL2Bytes / of_kv_head) * work.group;
-    work.section = int(std::min(together, call->heads * call->batch));
-    work.causal = call->causal;
-    work.window = 0;
-    work.lengths = call->lengths;
-    work.cu_q = call->cu_q;
-    work.cu_k = call->cu_k;
+    params.work = work_of(*call, Kernel::kTileQueries, sizeof(typename Kernel::Element), kL2Bytes);
     params.q = call->q;
     params.k = call->k;
     params.v = call->v;
@@ -161,15 +132,15 @@ struct MmaSyncAttentionOperation {
     params.out_head = call->out_head;
     /* The kernel computes the addresses of rows that are not there, which must be aligned. */
     auto step = [](int64_t count, int64_t stride) { return int32_t(count > 1 ? stride : kVector); };
-    bool const packed = call->cu_q != nullptr;
-    params.q_row = step(packed ? call->tokens_q : call->queries, call->q_row);
-    params.out_row = step(packed ? call->tokens_q : call->queries, call->out_row);
-    params.k_row = step(packed ? call->tokens_k : call->keys, call->k_row);
-    params.v_row = step(packed ? call->tokens_k : call->keys, call->v_row);
+    AttentionExtents const extents(*call);
+    params.q_row = step(extents.rows_q, call->q_row);
+    params.out_row = step(extents.rows_q, call->out_row);
+    params.k_row = step(extents.rows_k, call->k_row);
+    params.v_row = step(extents.rows_k, call->v_row);
     params.tokens_q = int32_t(call->tokens_q);
     params.scale = call->scale;
     void *arguments[] = {&params};
-    return status_of(cudaLaunchKernel(reinterpret_cast<void const *>(kernel), dim3(unsigned(work.tiles)),
+    return status_of(cudaLaunchKernel(reinterpret_cast<void const *>(kernel), dim3(unsigned(params.work.tiles)),
                                       dim3(32, Kernel::kThreads / 32), arguments, size_t(Kernel::kSharedBytes),
                                       static_cast<cudaStream_t>(stream)));
   }

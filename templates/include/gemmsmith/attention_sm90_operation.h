@@ -9,7 +9,7 @@
 
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cutlass/cuda_host_adapter.hpp"
-#include "gemmsmith/attention_abi.h"
+#include "gemmsmith/attention_call.h"
 #include "gemmsmith/attention_sm90.h"
 #include "gemmsmith/cluster_launch.h"
 #include "gemmsmith/host.h"
@@ -43,10 +43,6 @@ struct AttentionOperation {
     return result == CUDA_SUCCESS ? 0 : status_of(cutlass::Status::kErrorInvalidProblem);
   }
 
-  static int64_t row_tiles(gemmsmith_attention const &call) {
-    return (call.queries + Kernel::kTileQueries - 1) / Kernel::kTileQueries;
-  }
-
   static gemmsmith_status can_run(gemmsmith_attention const *call) {
     bool const packed = call->cu_q != nullptr;
     for (int64_t size : {call->batch, call->queries, call->keys, call->heads, call->kv_heads, call->head_dim,
@@ -57,22 +53,13 @@ struct AttentionOperation {
     }
     if (call->head_dim > Kernel::kHead || call->heads % call->kv_heads != 0 || !(call->scale > 0.0f) ||
         !(call->softcap >= 0.0f) || call->window < 0 || (call->window > 0 && !call->causal) ||
-        row_tiles(*call) * call->heads > INT32_MAX / 2 / call->batch) {
+        row_tiles(*call, Kernel::kTileQueries) * call->heads > INT32_MAX / 2 / call->batch) {
       return status_of(cutlass::Status::kErrorInvalidProblem);
     }
     if (call->block_table != nullptr || call->splits > 1 || packed != (call->cu_k != nullptr)) {
       return status_of(cutlass::Status::kErrorNotSupported);
     }
-    auto stepped = [](int64_t count, int64_t stride) { return count <= 1 || (stride > 0 && stride % kVector == 0); };
-    auto placed = [](void const *pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-    int64_t const sequences = packed ? 1 : call->batch;
-    int64_t const rows_q = packed ? call->tokens_q : call->queries, rows_k = packed ? call->tokens_k : call->keys;
-    bool const aligned =
-        call->head_dim % kVector == 0 && placed(call->q) && placed(call->k) && placed(call->v) && placed(call->out) &&
-        stepped(rows_q, call->q_row) && stepped(call->heads, call->q_head) && stepped(sequences, call->q_batch) &&
-        stepped(rows_k, call->k_row) && stepped(call->kv_heads, call->k_head) && stepped(sequences, call->k_batch) &&
-        stepped(rows_k, call->v_row) && stepped(call->kv_heads, call->v_head) && stepped(sequences, call->v_batch) &&
-        stepped(rows_q, call->out_row) && stepped(call->heads, call->out_head) && stepped(sequences, call->out_batch);
+    bool const aligned = call->head_dim % kVector == 0 && is_aligned(*call, kVector, 1);
     return aligned ? 0 : status_of(cutlass::Status::kErrorMisalignedOperand);
   }
 
@@ -88,39 +75,21 @@ struct AttentionOperation {
       return status;
     }
     Params params{};
-    bool const packed = call->cu_q != nullptr;
-    int64_t const sequences = packed ? 1 : call->batch;
-    int64_t const rows_q = packed ? call->tokens_q : call->queries, rows_k = packed ? call->tokens_k : call->keys;
-    status = encode(&params.map_q, call->q, call->head_dim, rows_q, call->heads, sequences, call->q_row, call->q_head,
-                    call->q_batch, Kernel::kTileQueries);
+    AttentionExtents const extents(*call);
+    status = encode(&params.map_q, call->q, call->head_dim, extents.rows_q, call->heads, extents.sequences, call->q_row,
+                    call->q_head, call->q_batch, Kernel::kTileQueries);
     if (status == 0) {
-      status = encode(&params.map_k, call->k, call->head_dim, rows_k, call->kv_heads, sequences, call->k_row,
-                      call->k_head, call->k_batch, Kernel::kTileKeys);
+      status = encode(&params.map_k, call->k, call->head_dim, extents.rows_k, call->kv_heads, extents.sequences,
+                      call->k_row, call->k_head, call->k_batch, Kernel::kTileKeys);
     }
     if (status == 0) {
-      status = encode(&params.map_v, call->v, call->head_dim, rows_k, call->kv_heads, sequences, call->v_row,
-                      call->v_head, call->v_batch, Kernel::kTileKeys);
+      status = encode(&params.map_v, call->v, call->head_dim, extents.rows_k, call->kv_heads, extents.sequences,
+                      call->v_row, call->v_head, call->v_batch, Kernel::kTileKeys);
     }
     if (status != 0) {
       return status;
     }
-    AttentionWork &work = params.work;
-    work.batch = int(call->batch);
-    work.heads = int(call->heads);
-    work.queries = int(call->queries);
-    work.keys = int(call->keys);
-    work.head_dim = int(call->head_dim);
-    work.group = int(call->heads / call->kv_heads);
-    work.row_tiles = int(row_tiles(*call));
-    work.tiles = int(row_tiles(*call) * call->heads * call->batch);
-    int64_t const of_kv_head = 2 * call->keys * call->head_dim * int64_t(sizeof(Element));
-    int64_t const together = std::max<int64_t>(1, kL2Bytes / of_kv_head) * work.group;
-    work.section = int(std::min(together, call->heads * call->batch));
-    work.causal = call->causal;
-    work.window = call->window;
-    work.lengths = call->lengths;
-    work.cu_q = call->cu_q;
-    work.cu_k = call->cu_k;
+    params.work = work_of(*call, Kernel::kTileQueries, sizeof(Element), kL2Bytes);
     params.out = call->out;
     params.out_batch = call->out_batch;
     params.out_row = call->out_row;
@@ -128,7 +97,7 @@ struct AttentionOperation {
     params.scale = call->softcap > 0.0f ? 2.0f * kLog2e * call->scale / call->softcap : kLog2e * call->scale;
     params.cap = call->softcap;
 
-    int const blocks = std::min(work.tiles, call->sm_count > 0 ? call->sm_count : work.tiles);
+    int const blocks = call->sm_count > 0 ? std::min(params.work.tiles, call->sm_count) : params.work.tiles;
     return launch_clusters<Traits::kDependentLaunch>(kernel, dim3(unsigned(blocks)), dim3(Kernel::kThreads),
                                                      Kernel::kSharedBytes, dim3(1), stream, params);
   }
