@@ -67,6 +67,9 @@ EPILOGUE = 1.87  # µs of a 128x128 tile's epilogue in a cooperative kernel
 PINGPONG_EPILOGUE = 0.76  # the same where only the last tile's is not hidden by a main loop
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
 RAMP = 3.1  # µs of a block that is launched for one tile: pipeline fill and epilogue
+ALONE = 1.2  # of SHARED_PER_SM where one warpgroup alone multiplies
+ALONE_RAMP = 2.8  # RAMP of such a kernel
+ALONE_EPILOGUE = 0.5  # µs of its 128x128 tile
 POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
 LEAN_RAMP = 3.14  # RAMP of a lean kernel
 LEAN_EPILOGUE = 1.73  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
@@ -202,12 +205,13 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     lonely = spec.dependent_launch and full < LONELY_BELOW and not paired
     access = min(spec.alignment.a * size, spec.alignment.b * spec.b.bytes, WIDEST_ACCESS)
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0) * access / WIDEST_ACCESS
+    reading = SHARED_PER_SM * (ALONE if spec.schedule == "warp_specialized" else 1.0)
     whole = problem.k * size
     depth = whole / spec.split_k
     main_loops = {
         "tensor cores": tile.m * tile.n * depth / MATH_PER_SM,
         # A once, B for each 64 rows of A
-        "shared memory": depth * device.m * (1 + device.n / 64) / SHARED_PER_SM,
+        "shared memory": depth * device.m * (1 + device.n / 64) / reading,
         "TMA": depth * (tile.m + tile.n) / ingest,
     }
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
@@ -226,7 +230,7 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         "pingpong": RAMP + PINGPONG_EPILOGUE * area,
         "cooperative": RAMP + EPILOGUE * area * rounds,
         "lean": (LEAN_RAMP + LEAN_EPILOGUE * area / spec.split_k) * (1.0 if overlapped else rounds),
-    }.get(spec.schedule, RAMP * rounds)
+    }.get(spec.schedule, (ALONE_RAMP + ALONE_EPILOGUE * area) * rounds)
     exposed -= DEPENDENT if spec.dependent_launch else 0.0
     exposed -= EARLY_WEIGHTS if spec.constant_b else 0.0
     exposed += CLUSTER_SUM if spec.split_k > 1 else 0.0
