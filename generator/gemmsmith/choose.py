@@ -55,41 +55,42 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-MATH_PER_SM = 3.38e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
-SHARED_PER_SM = 205e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 150e3  # bytes per µs that TMA brings into one multiprocessor ...
+MATH_PER_SM = 4.3e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
+SHARED_PER_SM = 307e3  # bytes per µs that wgmma reads from shared memory
+INGEST_PER_SM = 142e3  # bytes per µs that TMA brings into one multiprocessor ...
 WIDEST_ACCESS = 16  # ... or that accesses of so many bytes do; narrower ones bring less each
 L2 = 8.4e6  # bytes per µs that L2 reads for all, multicast ones counted once
-DELIVERY = 10.5e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
-HBM = 4.4e6  # bytes per µs of device memory
-READ_AGAIN = 1.4  # times as long it takes where several clusters read the same weights
-EPILOGUE = 1.87  # µs of a 128x128 tile's epilogue in a cooperative kernel
-PINGPONG_EPILOGUE = 0.76  # the same where only the last tile's is not hidden by a main loop
+DELIVERY = 11.9e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
+HBM = 4.2e6  # bytes per µs of device memory
+READ_AGAIN = 1.65  # times as long it takes where several clusters read the same weights
+EPILOGUE = 2.1  # µs of a 128x128 tile's epilogue in a cooperative kernel
+PINGPONG_EPILOGUE = 0.5  # the same where only the last tile's is not hidden by a main loop
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
-RAMP = 3.1  # µs of a block that is launched for one tile: pipeline fill and epilogue
-ALONE = 1.2  # of SHARED_PER_SM where one warpgroup alone multiplies
-ALONE_RAMP = 2.8  # RAMP of such a kernel
-ALONE_EPILOGUE = 0.5  # µs of its 128x128 tile
-POWER_LIMITED = 10.0  # waves at which idle multiprocessors begin to lend the others their power
-LEAN_RAMP = 3.14  # RAMP of a lean kernel
-LEAN_EPILOGUE = 1.73  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
-CLUSTER_SUM = 0.49  # µs in which the blocks of a cluster exchange sums
-OVERLAPPED = 0.62  # of what a wave that is not full costs where blocks share a multiprocessor
-DEPENDENT = 0.98  # µs of launch and fill that a dependent launch hides
+RAMP = 2.6  # µs of a block that is launched for one tile: pipeline fill and epilogue
+ALONE = 2.35  # of SHARED_PER_SM where one warpgroup alone multiplies (warp_specialized)
+ALONE_RAMP = 1.7  # µs of pipeline fill in such a kernel
+ALONE_EPILOGUE = 0.4  # µs of a 128x128 tile's epilogue in such a kernel
+POWER_LIMITED = 20.0  # waves at which idle multiprocessors begin to lend the others their power
+LEAN_RAMP = 2.1  # RAMP of a lean kernel
+LEAN_EPILOGUE = 3.3  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
+CLUSTER_SUM = 0.44  # µs in which the blocks of a cluster exchange sums
+OVERLAPPED = 0.82  # of what a wave that is not full costs where blocks share a multiprocessor
+DEPENDENT = 1.7  # µs of launch and fill that a dependent launch hides
 EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
-LONELY = 0.33  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
-LONELY_BELOW = 0.82  # ... on a GPU that is filled up to here
-CLUSTERED = {4: 0.88, 8: 0.85}  # share of the multiprocessors that clusters of this size can use
+LONELY = 0.41  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
+LONELY_BELOW = 0.9  # ... on a GPU that is filled up to here
+CLUSTERED = {4: 0.88, 8: 0.91}  # share of the multiprocessors that clusters of this size can use
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
-STREAM_K = 1.1  # times as long as others a stream_k kernel takes for its main loops
+ACROSS = 1.06  # times as long main loops take where clusters share tokens and several read a weight
+STREAM_K = 1.08  # times as long as others a stream_k kernel takes for its main loops
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
 SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves at its identity
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
-SHARPNESS = 6.5  # how nearly the tightest limit alone decides (a p-norm's p)
+SHARPNESS = 5.9  # how nearly the tightest limit alone decides (a p-norm's p)
 FITTING = 3.5  # µs outside its main loops of a call whose tiles fit
 UNSUITED = 1.25  # times as long as such a call, from where on torch is the safer choice ...
-JUDGED_FROM = 8.0  # ... for calls with so many µs of main loops
+JUDGED_FROM = 8.5  # ... for calls with so many µs of main loops
 
 
 def choose(specs: Iterable[KernelSpec], problem: GemmProblem, sm_count: int) -> Choice | None:
@@ -216,9 +217,10 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     }
     shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
     delivered = count * depth * (tile.m + tile.n)
-    slower = STREAM_K if split else 1.0
+    several = problem.m > tile.m * spec.cluster.m
+    slower = STREAM_K if split else ACROSS if several and spec.cluster.n > spec.cluster.m else 1.0
     limits = {name: slower * rounds * main_loop for name, main_loop in main_loops.items()}
-    again = READ_AGAIN if problem.m > tile.m * spec.cluster.m else 1.0
+    again = READ_AGAIN if several else 1.0
     others = {
         "L2": shared / L2,
         "delivery": delivered / DELIVERY,
@@ -229,8 +231,9 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     exposed = {
         "pingpong": RAMP + PINGPONG_EPILOGUE * area,
         "cooperative": RAMP + EPILOGUE * area * rounds,
+        "warp_specialized": (ALONE_RAMP + ALONE_EPILOGUE * area) * rounds,
         "lean": (LEAN_RAMP + LEAN_EPILOGUE * area / spec.split_k) * (1.0 if overlapped else rounds),
-    }.get(spec.schedule, (ALONE_RAMP + ALONE_EPILOGUE * area) * rounds)
+    }.get(spec.schedule, RAMP * rounds)
     exposed -= DEPENDENT if spec.dependent_launch else 0.0
     exposed -= EARLY_WEIGHTS if spec.constant_b else 0.0
     exposed += CLUSTER_SUM if spec.split_k > 1 else 0.0
