@@ -16,6 +16,7 @@ from gemmsmith.smollm2 import ModelFileError, find_gguf
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGE = Path(gemmsmith.__file__).parents[1]
+FURTHER = [path for path in [os.environ.get("PYTHONPATH")] if path]
 
 
 def run(name: str, *arguments: str, by: tuple[str, ...] = ()) -> str:
@@ -24,7 +25,7 @@ def run(name: str, *arguments: str, by: tuple[str, ...] = ()) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), *FURTHER])},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -70,6 +71,18 @@ def test_generate() -> None:
     assert re.search(r"transformers, eager: \d+\.\d tokens a second", out)
     assert ("on the CPU, without graphs" in out) == (not torch.cuda.is_available())
     assert "both texts agree" in out or re.search(r"token \d differs", out)
+
+
+@pytest.mark.gpu
+def test_generate_beside_compiled_transformers() -> None:
+    try:
+        find_gguf()
+    except ModelFileError as error:
+        pytest.skip(str(error))
+    pytest.importorskip("transformers")
+    out = run("generate.py", "The capital of France is", "--tokens", "8", "--compare")
+    assert "each step one CUDA graph" in out
+    assert re.search(r"transformers, torch\.compile: \d+\.\d tokens a second", out)
 
 
 def test_int8_model() -> None:
