@@ -1,0 +1,134 @@
+"""Joins the tuned tables of several runs, so that no single machine decides what ships.
+
+    python benchmarks/join.py run1.yaml run2.yaml --grid grid.json -o configs/tuned/nvidia-h200.yaml
+
+torch's own time differs by up to 10 % between two H200s, and a kernel may be timed in some runs
+only. So the logarithm of a ratio is taken as what the kernel gives plus what the run gives, both
+found together: a kernel's is the median over its runs, a run's the mean of what is left. Cells of
+``bench --grid llm --output`` count as one more run each. Of entries that one run has, nothing
+changes. The head is that of the last table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gemmsmith.config import load_specs
+from gemmsmith.resources import configs_dir
+from gemmsmith.tuned import FAIR, TORCH, Entry, Key, Table, Timing, identified
+from gemmsmith.tuned_file import read_table, write_table
+from gemmsmith.tuned_values import PLAIN
+
+Run = Mapping[str, float]
+"""Kernel -> logarithm of torch's time over the kernel's."""
+
+PASSES = 60  # medians and means settle long before
+FEW = 2.0  # kernels that a run must have beyond these before it explains most of a difference
+LISTED = 16  # timings that an entry keeps: the fastest four, and of the kernels that ship ...
+WORTH_LISTING = 0.8  # ... those no slower than this share of the fastest
+
+
+def levels(runs: Sequence[Run]) -> dict[str, float]:
+    """Return each kernel's logarithm of torch's time over its own, on the average machine."""
+    offsets = [0.0] * len(runs)
+    found: dict[str, float] = {}
+    for _ in range(PASSES):
+        for kernel in {kernel for run in runs for kernel in run}:
+            seen = [
+                run[kernel] - offset
+                for run, offset in zip(runs, offsets, strict=True)
+                if kernel in run
+            ]
+            found[kernel] = statistics.median(seen)
+        offsets = [
+            sum(run[kernel] - found[kernel] for kernel in run) / (len(run) + FEW) for run in runs
+        ]
+        middle = statistics.fmean(offsets)
+        offsets = [offset - middle for offset in offsets]
+    return found
+
+
+def joined(entries: Sequence[Entry], cells: Sequence[Run], shipped: Collection[str]) -> Entry:
+    """Return one entry for those that tables have of one key, and for cells of grids.
+
+    Knobs and torch's time are of the last table that has them. Intervals, which hold within one
+    run, are left out.
+    """
+    last = entries[-1]
+    runs: list[Run] = [
+        {each.kernel: math.log(each.ratio) for each in entry.timings} for entry in entries
+    ]
+    if len(runs) + len(cells) == 1:
+        return last
+    latest = {each.kernel: each for entry in entries for each in entry.timings}
+    known = [
+        {kernel: ratio for kernel, ratio in cell.items() if kernel in latest} for cell in cells
+    ]
+    ratios = {
+        kernel: math.exp(level) for kernel, level in levels([*runs, *filter(None, known)]).items()
+    }
+    order = sorted(ratios, key=lambda kernel: -ratios[kernel])
+    kept = [
+        kernel
+        for place, kernel in enumerate(order)
+        if place < 4 or (kernel in shipped and ratios[kernel] >= WORTH_LISTING * ratios[order[0]])
+    ]
+    timings = tuple(_timing(latest[kernel], ratios[kernel], last.torch) for kernel in kept[:LISTED])
+    winner = timings[0].kernel if timings and timings[0].ratio >= FAIR else TORCH
+    return last.model_copy(update={"timings": timings, "winner": winner})
+
+
+def _timing(measured: Timing, ratio: float, torch: float) -> Timing:
+    change = {"ratio": round(ratio, 4), "us": round(torch / ratio, 3), "low": None, "high": None}
+    return measured.model_copy(update=change)
+
+
+def grid_cells(path: Path, shipped: Iterable[str]) -> dict[Key, Run]:
+    """Return what a grid's JSON says of kernels that ship, by the entry that it is about."""
+    names = {kernel.partition("@")[0]: kernel for kernel in shipped}
+    grid = json.loads(path.read_text())
+    epilogue = "constant" if grid["constant_b"] else PLAIN
+    cells: dict[Key, Run] = {}
+    for row in grid["rows"]:
+        best = row["best"] or {"kernel": "", "ratio": None}
+        timed = ((row["kernel"], row["ratio"]), (best["kernel"], best["ratio"]))
+        run = {
+            names[kernel]: math.log(ratio["median"])
+            for kernel, ratio in timed
+            if ratio is not None and kernel in names
+        }
+        types = {"a": row["dtype"], "d": row["dtype"], "layout": "rcr", "epilogue": epilogue}
+        if run:
+            cells[Key(n=row["n"], k=row["k"], m=row["m"], **types)] = run
+    return cells
+
+
+def main() -> None:
+    """Read the tables and grids, and write the joined table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", nargs="+", type=Path, help="YAML files, the oldest first")
+    parser.add_argument("--grid", action="append", default=[], type=Path, help="JSON of a grid")
+    parser.add_argument("-o", type=Path, required=True, help="YAML file to write")
+    arguments = parser.parse_args()
+    shipped = {identified(spec) for spec in load_specs(configs_dir() / "kernels")}
+    tables = [read_table(path) for path in arguments.tables]
+    grids = [grid_cells(path, shipped) for path in arguments.grid]
+    by_key: dict[Key, list[Entry]] = {}
+    for table in tables:
+        for entry in table.entries:
+            by_key.setdefault(entry.key, []).append(entry)
+    entries = [
+        joined(found, [grid[key] for grid in grids if key in grid], shipped)
+        for key, found in by_key.items()
+    ]
+    write_table(arguments.o, Table(made=tables[-1].made, entries=tuple(entries)))
+    print(f"{len(entries)} entries of {len(tables)} tables: {arguments.o}")
+
+
+if __name__ == "__main__":
+    main()
