@@ -107,16 +107,16 @@ def test_tiles_are_rounded_up_to_clusters() -> None:
 
 
 def test_waves_count_the_multiprocessors_that_clusters_can_use() -> None:
-    """132 SMs hold 14 clusters of eight: a wave is 112 tiles, as for the choice of a kernel."""
+    """132 SMs hold 15 clusters of eight: a wave is 120 tiles, as for the choice of a kernel."""
     spec = KernelSpec(
         arch=SM_90A, tile=Tile(64, 64, 64), schedule="warp_specialized", cluster=Cluster(1, 8)
     )
-    one = explain_problem(spec, 64, 64 * 112, 64, 132)
-    assert (one.tiles, one.waves) == (112, 1.0)
-    assert one.wave_efficiency == pytest.approx(112 / 132)
-    two = explain_problem(spec, 64, 64 * 113, 64, 132)
-    assert (two.tiles, two.waves) == (120, 120 / 112)
-    assert two.wave_efficiency == pytest.approx(120 / 264)
+    one = explain_problem(spec, 64, 64 * 120, 64, 132)
+    assert (one.tiles, one.waves) == (120, 1.0)
+    assert one.wave_efficiency == pytest.approx(120 / 132)
+    two = explain_problem(spec, 64, 64 * 121, 64, 132)
+    assert (two.tiles, two.waves) == (128, 128 / 120)
+    assert two.wave_efficiency == pytest.approx(128 / 264)
     tiny = explain_problem(spec, 64, 64 * 8, 64, 4)
     assert (tiny.waves, tiny.wave_efficiency) == (1.0, 1.0)
 
