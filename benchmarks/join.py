@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gemmsmith.config import load_specs
+from gemmsmith.errors import GemmsmithError
 from gemmsmith.resources import configs_dir
 from gemmsmith.tuned import FAIR, TORCH, Entry, Key, Table, Timing, identified
 from gemmsmith.tuned_file import read_table, write_table
@@ -38,7 +39,7 @@ def levels(runs: Sequence[Run]) -> dict[str, float]:
     offsets = [0.0] * len(runs)
     found: dict[str, float] = {}
     for _ in range(PASSES):
-        for kernel in {kernel for run in runs for kernel in run}:
+        for kernel in sorted({kernel for run in runs for kernel in run}):
             seen = [
                 run[kernel] - offset
                 for run, offset in zip(runs, offsets, strict=True)
@@ -72,7 +73,7 @@ def joined(entries: Sequence[Entry], cells: Sequence[Run], shipped: Collection[s
     ratios = {
         kernel: math.exp(level) for kernel, level in levels([*runs, *filter(None, known)]).items()
     }
-    order = sorted(ratios, key=lambda kernel: -ratios[kernel])
+    order = sorted(ratios, key=lambda kernel: (-round(ratios[kernel], 4), kernel))
     kept = [
         kernel
         for place, kernel in enumerate(order)
@@ -89,23 +90,50 @@ def _timing(measured: Timing, ratio: float, torch: float) -> Timing:
 
 
 def grid_cells(path: Path, shipped: Iterable[str]) -> dict[Key, Run]:
-    """Return what a grid's JSON says of kernels that ship, by the entry that it is about."""
+    """Return what a grid's JSON says of kernels that ship, by the entry that it is about.
+
+    Raises:
+        SystemExit: where the file is no grid.
+    """
     names = {kernel.partition("@")[0]: kernel for kernel in shipped}
-    grid = json.loads(path.read_text())
-    epilogue = "constant" if grid["constant_b"] else PLAIN
     cells: dict[Key, Run] = {}
-    for row in grid["rows"]:
-        best = row["best"] or {"kernel": "", "ratio": None}
-        timed = ((row["kernel"], row["ratio"]), (best["kernel"], best["ratio"]))
-        run = {
-            names[kernel]: math.log(ratio["median"])
-            for kernel, ratio in timed
-            if ratio is not None and kernel in names
-        }
-        types = {"a": row["dtype"], "d": row["dtype"], "layout": "rcr", "epilogue": epilogue}
-        if run:
-            cells[Key(n=row["n"], k=row["k"], m=row["m"], **types)] = run
+    try:
+        grid = json.loads(path.read_text())
+        epilogue = "constant" if grid["constant_b"] else PLAIN
+        for row in grid["rows"]:
+            best = row["best"] or {"kernel": "", "ratio": None}
+            timed = ((row["kernel"], row["ratio"]), (best["kernel"], best["ratio"]))
+            run = {
+                names[kernel]: math.log(ratio["median"])
+                for kernel, ratio in timed
+                if ratio is not None and kernel in names
+            }
+            types = {"a": row["dtype"], "d": row["dtype"], "layout": "rcr", "epilogue": epilogue}
+            if run:
+                cells[Key(n=row["n"], k=row["k"], m=row["m"], **types)] = run
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        wanted = "what gemmsmith bench --grid llm --output writes is needed"
+        raise SystemExit(f"error: {path}: {wanted} ({error!r})") from None
     return cells
+
+
+def read_tables(paths: Iterable[Path]) -> list[Table]:
+    """Return the tables of files, all of one GPU.
+
+    Raises:
+        SystemExit: where one cannot be read, or is of another GPU than the first.
+    """
+    tables: list[Table] = []
+    for path in paths:
+        try:
+            tables.append(read_table(path))
+        except GemmsmithError as error:
+            raise SystemExit(f"error: {error}") from None
+        gpus = [(made.gpu, made.sm_count, made.arch) for made in (each.made for each in tables)]
+        if gpus[-1] != gpus[0]:
+            words = [f"{gpu} with {count} multiprocessors, {arch}" for gpu, count, arch in gpus]
+            raise SystemExit(f"error: {path} is of {words[-1]}; the first table is of {words[0]}")
+    return tables
 
 
 def main() -> None:
@@ -116,7 +144,7 @@ def main() -> None:
     parser.add_argument("-o", type=Path, required=True, help="YAML file to write")
     arguments = parser.parse_args()
     shipped = {identified(spec) for spec in load_specs(configs_dir() / "kernels")}
-    tables = [read_table(path) for path in arguments.tables]
+    tables = read_tables(arguments.tables)
     grids = [grid_cells(path, shipped) for path in arguments.grid]
     by_key: dict[Key, list[Entry]] = {}
     for table in tables:
@@ -126,7 +154,10 @@ def main() -> None:
         joined(found, [grid[key] for grid in grids if key in grid], shipped)
         for key, found in by_key.items()
     ]
-    write_table(arguments.o, Table(made=tables[-1].made, entries=tuple(entries)))
+    try:
+        write_table(arguments.o, Table(made=tables[-1].made, entries=tuple(entries)))
+    except OSError as error:
+        raise SystemExit(f"error: {arguments.o} cannot be written: {error.strerror}") from None
     print(f"{len(entries)} entries of {len(tables)} tables: {arguments.o}")
 
 

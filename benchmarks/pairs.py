@@ -20,6 +20,7 @@ import torch
 from sweep import TORCH_DTYPES, Kind, kinds, plan, right_kernels
 
 import gemmsmith
+from gemmsmith.bench.gpu import exit_without_gpu
 from gemmsmith.bench.measure import compare
 from gemmsmith.bench.rounds import Policy
 from gemmsmith.bench.tasks import Task, make_task
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("-o", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=480.0, help="stop after so long")
     options = parser.parse_args()
+    exit_without_gpu()
     started = time.monotonic()
     kernels = gemmsmith.load(options.pool)
     ready = kernels.build().built

@@ -14,7 +14,7 @@ import gemmsmith
 from gemmsmith.bytepair import BytePairs
 from gemmsmith.generation import Generated, first_difference, greedy
 from gemmsmith.gguf import read_gguf
-from gemmsmith.smollm2 import find_gguf, load_smollm2
+from gemmsmith.smollm2 import ModelFileError, find_gguf, load_smollm2
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("prompt", nargs="+", help="several are one batch")
@@ -32,7 +32,10 @@ if arguments.tokens < 1:
     parser.error(f"--tokens {arguments.tokens}: give a number from 1 up")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-path = find_gguf()
+try:
+    path = find_gguf()
+except ModelFileError as error:
+    parser.error(str(error))
 decoder = gemmsmith.nn.Decoder.from_gguf(path, torch.bfloat16, device)
 if arguments.int8:
     decoder = decoder.to_int8()

@@ -172,6 +172,12 @@ def _gpu_missing() -> str:
 _MISSING = {"nvcc": _nvcc_missing, "sm_70": _sm_70_missing, "gpu": _gpu_missing}
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A machine without a GPU is told so once, not by each test."""
+    if "gpu" in session.config.getoption("--require") and (reason := _gpu_missing()):
+        pytest.exit(f"--require gpu: {reason}", returncode=1)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, missing in _MISSING.items():
         if item.get_closest_marker(marker) is None:

@@ -81,6 +81,14 @@ def test_an_output_may_lie_beside_the_inputs_but_not_on_them() -> None:
             gemmsmith.attention(q, k, v, out=out)
 
 
+@pytest.mark.parametrize("scale", [-0.5, -1e-8, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_scale_that_is_not_above_0_is_a_scale(scale: float, dtype: torch.dtype) -> None:
+    q, k, v = tokens(2, 5, 5, 4, 2, 64, dtype=dtype)
+    found = gemmsmith.attention(q, k, v, causal=True, scale=scale)
+    check_near(found, exact(q, k, v, causal=True, scale=scale))
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"window": 2.0, "causal": True}, "window is 2.0; a whole number is needed"),
     ({"causal": "yes"}, "causal is 'yes'; True or False is needed"),

@@ -85,3 +85,20 @@ def test_files_are_joined_by_key_and_grid_cells_found(
     by_m = {each.m: each for each in read_table(out).entries}
     assert by_m[known.m].winner == identified(SLOW)
     assert by_m[128] == read_table(one).entries[1]
+
+
+def test_what_is_no_table_of_this_gpu_and_no_grid_is_refused(tmp_path: Path) -> None:
+    one = table(tmp_path / "1.yaml", entry())
+    other = table(tmp_path / "2.yaml", entry(), gpu="NVIDIA H100", sm_count=114)
+    words = (
+        "2.yaml is of NVIDIA H100 with 114 multiprocessors, sm_90a; the first table is of NVIDIA"
+    )
+    with pytest.raises(SystemExit, match=words):
+        join.read_tables([one, other])
+    with pytest.raises(SystemExit, match=r"none\.yaml: cannot be read"):
+        join.read_tables([tmp_path / "none.yaml"])
+    grid = tmp_path / "grid.json"
+    for text in ("", "{}", "[1]"):
+        grid.write_text(text)
+        with pytest.raises(SystemExit, match=r"grid.json: what gemmsmith bench --grid llm"):
+            join.grid_cells(grid, SHIPPED)

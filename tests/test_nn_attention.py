@@ -184,6 +184,10 @@ def test_what_does_not_fit_is_refused() -> None:
         nn.Attention(k, k, v, o, heads=2)
     with pytest.raises(ArgumentError, match="some have a bias"):
         nn.Attention(q, linear(K, 32, False), v, o, heads=HEADS)
+    with pytest.raises(ArgumentError, match="v gives 16 features: k and v are of one size"):
+        nn.Attention(q, k, linear(K, 16), o, heads=HEADS)
+    with pytest.raises(ArgumentError, match=r"k gives 24 features: .* whole heads of 16 as q's 4"):
+        nn.Attention(q, linear(K, 24), linear(K, 24), o, heads=HEADS)
     with pytest.raises(ArgumentTypeError, match="o is a"):
         nn.Attention(q, k, v, torch.nn.Identity(), heads=HEADS)  # type: ignore[arg-type]
     fused = linear(K, 7 * SIZE)
@@ -195,6 +199,15 @@ def test_what_does_not_fit_is_refused() -> None:
         nn.Attention(q, k, v, o, heads=HEADS)(numbers(1, 3, K).requires_grad_())
 
 
+def test_inputs_of_other_shapes_and_keys_of_no_cache_are_refused() -> None:
+    block = nn.Attention(*layers(), heads=HEADS)
+    x = numbers(1, 3, K)
+    with pytest.raises(ArgumentError, match=r"input is \(3, 'K'\); \(B, S, K\) is needed"):
+        block(x[0])
+    with pytest.raises(ArgumentError, match="keys counts what a cache holds: it comes with cache"):
+        block(x, keys=torch.tensor([3], dtype=torch.int32))
+
+
 def test_options_that_no_call_takes_are_refused_when_the_block_is_made() -> None:
     large = nn.Rotary(torch.ones(SIZE // 2 + 1))
     for options, words in (
@@ -203,6 +216,7 @@ def test_options_that_no_call_takes_are_refused_when_the_block_is_made() -> None
         ({"window": 3, "causal": False}, "window goes with causal=True"),
         ({"softcap": 0.0}, "softcap is 0"),
         ({"scale": float("inf")}, "scale is inf"),
+        ({"softcap": "3"}, "softcap is '3'; a number is needed"),
         ({"heads": 4.0}, r"heads is 4\.0; a whole number is needed"),
         ({"rotary": large}, "rotary turns 18 elements of a head, which has 16"),
         ({"rotary": large.inv_freq}, "rotary is a Tensor; a gemmsmith"),

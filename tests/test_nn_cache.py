@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -65,6 +67,16 @@ def test_keys_of_another_cache_are_refused_and_nothing_is_written() -> None:
         with pytest.raises(ArgumentError, match=words):
             ours.append(*given)
     assert all(memory.k.isnan().all() and memory.v.isnan().all() for memory in ours.layers)
+
+
+def test_numbers_of_other_kinds_are_refused() -> None:
+    wrong: Any = 8.5
+    with pytest.raises(ArgumentTypeError, match=r"capacity is 8\.5; a whole number is needed"):
+        KVCache(1, 2, wrong, 1, 4)
+    with pytest.raises(ArgumentTypeError, match=r"layer is 8\.5; a whole number is needed"):
+        cache().layer(wrong)
+    with pytest.raises(ArgumentTypeError, match=r"tokens is 8\.5; a whole number is needed"):
+        cache().advance(wrong)
 
 
 def test_numbers_of_tokens_and_rows_that_there_are_not_are_refused() -> None:

@@ -112,6 +112,11 @@ def test_torch_takes_untimed_calls_that_leave_much_of_their_tiles_empty() -> Non
     assert asked(300, 576, 576)["choice"].startswith("gemm_bf16_rcr_")  # too short to be judged
 
 
+def test_types_that_no_kernel_of_the_hardware_takes_are_the_reason() -> None:
+    told = asked(512, 4608, 3584, "--arch", "sm_70", "--sms", "80")
+    assert told["reason"] == "no kernel fits: none here for sm_70 computes bf16 to bf16"
+
+
 def test_limits_have_the_names_that_the_hardware_has() -> None:
     names = {
         row: set(asked(512, 4096, 4096, "--arch", row)["candidates"][0]["limits"])

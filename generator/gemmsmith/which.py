@@ -112,6 +112,8 @@ def explain_choice(
     else:
         source, choice, tuning = "nothing", TORCH if torch_may_run else "", None
         reason = "no kernel fits"
+        if not any((spec.a, spec.d) == (problem.a, problem.d) for spec in specs):
+            reason += f": none here for {arch.name} computes {key.a} to {key.d}"
     of_types = [spec for spec in specs if (spec.a, spec.d) == (problem.a, problem.d)]
     counted = Counter(misfit(spec, problem) for spec in of_types)
     return Explanation(

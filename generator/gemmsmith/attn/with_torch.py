@@ -32,6 +32,7 @@ def attend(call: Attention) -> Tensor:
         beyond = (position >= ends)[..., None, None]
         k, v = k.masked_fill(beyond, 0), v.masked_fill(beyond, 0)
     cut = call.lengths is not None or call.window is not None or call.mask is not None
+    cut = cut or (call.causal and call.true_scale <= 0)  # torch: 0 or -1 times -inf, a NaN
     if not cut and call.softcap is None and (not call.causal or queries == keys):
         return _torchs(call, k, v, None, causal=call.causal)
     last = ends - queries + torch.arange(queries, device=call.q.device)

@@ -75,6 +75,12 @@ class Attention(torch.nn.Module):
         size = q.out_features // max(heads, 1)
         if heads < 1 or size * heads != q.out_features:
             raise ArgumentError(f"q gives {q.out_features} features, which are not {heads} heads")
+        for name, layer in {"k": k, "v": v}.items():
+            if layer.out_features != k.out_features or layer.out_features % max(size, 1):
+                raise ArgumentError(
+                    f"{name} gives {layer.out_features} features: k and v are of one size, whole"
+                    f" heads of {size} as q's {heads} are"
+                )
         kv_heads = k.out_features // max(size, 1)
         options: dict[str, Any] = {"rotary": rotary, "causal": causal, "window": window}
         options |= {"softcap": softcap, "scale": scale}
@@ -223,6 +229,10 @@ class Attention(torch.nn.Module):
         qkv = self.qkv.product(self.qkv.padded(input))
         qkv = self.qkv.unpadded(qkv)  # (B, S, (H + 2 Hkv) D)
         q, k, v = self.split(qkv)  # (B, S, H, D) and twice (B, S, Hkv, D): views
+        if q.dim() != 4:
+            raise ArgumentError(f"input is {(*q.shape[:-2], 'K')}; (B, S, K) is needed")
+        if keys is not None and cache is None:
+            raise ArgumentError("keys counts what a cache holds: it comes with cache")
         if positions is None:
             positions = torch.arange(q.shape[1], device=q.device)  # (S,)
         if cache is None:

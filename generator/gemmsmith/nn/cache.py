@@ -67,6 +67,8 @@ class KVCache:
         sizes = {"layers": layers, "batch": batch, "capacity": capacity}
         sizes |= {"kv_heads": kv_heads, "head_dim": head_dim}
         for name, size in sizes.items():
+            if not isinstance(size, int):
+                raise ArgumentTypeError(f"{name} is {size!r}; a whole number is needed")
             if size < 1:
                 raise ArgumentError(f"{name} is {size}; a number from 1 up is needed")
         if dtype not in DTYPES:
@@ -97,6 +99,8 @@ class KVCache:
         Raises:
             ArgumentError: where there is no such layer.
         """
+        if not isinstance(index, int):
+            raise ArgumentTypeError(f"layer is {index!r}; a whole number is needed")
         if not 0 <= index < len(self.layers):
             raise ArgumentError(f"layer is {index}; 0 to {len(self.layers) - 1} are there")
         return self.layers[index]
@@ -126,6 +130,8 @@ class KVCache:
         """
         if isinstance(tokens, Tensor) and most is None:
             raise ArgumentError("tokens on the device come with most, the largest of them")
+        if not isinstance(tokens, (int, Tensor)):
+            raise ArgumentTypeError(f"tokens is {tokens!r}; a whole number is needed, or a tensor")
         count = tokens if isinstance(tokens, int) else int(most or 0)
         if count < 0:
             name = "tokens" if isinstance(tokens, int) else "most"
