@@ -77,6 +77,8 @@ def test_numbers_of_other_kinds_are_refused() -> None:
         cache().layer(wrong)
     with pytest.raises(ArgumentTypeError, match=r"tokens is 8\.5; a whole number is needed"):
         cache().advance(wrong)
+    with pytest.raises(ArgumentTypeError, match=r"k is a float, not a torch\.Tensor"):
+        cache().append(0, wrong, wrong)
 
 
 def test_numbers_of_tokens_and_rows_that_there_are_not_are_refused() -> None:

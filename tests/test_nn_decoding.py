@@ -58,6 +58,8 @@ def test_what_makes_no_text_is_refused() -> None:
         ours.generate([[1], []], 4)
     with pytest.raises(ArgumentError, match="tokens is 0"):
         ours.generate([[1]], 0)
+    with pytest.raises(ArgumentTypeError, match=r"tokens is 2\.5; a whole number is needed"):
+        ours.generate([[1]], 2.5)  # type: ignore[arg-type]
     for prompts in (torch.tensor([[1]]), [1, 2], [[1.5]], ["text"], 5):
         with pytest.raises(ArgumentTypeError, match="prompts"):
             ours.generate(prompts, 4)  # type: ignore[arg-type]

@@ -161,6 +161,8 @@ class KVCache:
 
     def _check_like(self, memory: KeysValues, k: Tensor, v: Tensor) -> None:
         for name, tensor, kept in (("k", k, memory.k), ("v", v, memory.v)):
+            if not isinstance(tensor, Tensor):
+                raise ArgumentTypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
             if tensor.dtype != kept.dtype or tensor.device != kept.device:
                 raise ArgumentTypeError(
                     f"{name} is {tensor.dtype} on {tensor.device}, the cache {kept.dtype} on"

@@ -133,6 +133,8 @@ def generate(
     check_within("prompts", padded, 0, decoder.embedding.num_embeddings - 1)
     if not isinstance(stop, Collection):
         raise ArgumentTypeError(f"stop is {stop!r}; a collection is needed, as ({stop!r},)")
+    if not isinstance(tokens, int):
+        raise ArgumentTypeError(f"tokens is {tokens!r}; a whole number is needed")
     if tokens < 1:
         raise ArgumentError(f"tokens is {tokens}; a number from 1 up is needed")
     device = decoder.device
