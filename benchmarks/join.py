@@ -21,7 +21,7 @@ from pathlib import Path
 from gemmsmith.config import load_specs
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.resources import configs_dir
-from gemmsmith.tuned import FAIR, TORCH, Entry, Key, Table, Timing, identified
+from gemmsmith.tuned import Entry, Key, Table, Timing, identified, winner_of
 from gemmsmith.tuned_file import read_table, write_table
 from gemmsmith.tuned_values import PLAIN
 
@@ -80,8 +80,7 @@ def joined(entries: Sequence[Entry], cells: Sequence[Run], shipped: Collection[s
         if place < 4 or (kernel in shipped and ratios[kernel] >= WORTH_LISTING * ratios[order[0]])
     ]
     timings = tuple(_timing(latest[kernel], ratios[kernel], last.torch) for kernel in kept[:LISTED])
-    winner = timings[0].kernel if timings and timings[0].ratio >= FAIR else TORCH
-    return last.model_copy(update={"timings": timings, "winner": winner})
+    return last.model_copy(update={"timings": timings, "winner": winner_of(timings)})
 
 
 def _timing(measured: Timing, ratio: float, torch: float) -> Timing:
@@ -129,10 +128,12 @@ def read_tables(paths: Iterable[Path]) -> list[Table]:
             tables.append(read_table(path))
         except GemmsmithError as error:
             raise SystemExit(f"error: {error}") from None
-        gpus = [(made.gpu, made.sm_count, made.arch) for made in (each.made for each in tables)]
-        if gpus[-1] != gpus[0]:
-            words = [f"{gpu} with {count} multiprocessors, {arch}" for gpu, count, arch in gpus]
-            raise SystemExit(f"error: {path} is of {words[-1]}; the first table is of {words[0]}")
+        of, first = (
+            f"{made.gpu} with {made.sm_count} multiprocessors, {made.arch}"
+            for made in (tables[-1].made, tables[0].made)
+        )
+        if of != first:
+            raise SystemExit(f"error: {path} is of {of}; the first table is of {first}")
     return tables
 
 

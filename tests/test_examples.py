@@ -16,7 +16,17 @@ from gemmsmith.smollm2 import ModelFileError, find_gguf
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGE = Path(gemmsmith.__file__).parents[1]
-FURTHER = [path for path in [os.environ.get("PYTHONPATH")] if path]
+PATHS = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
+
+
+@pytest.fixture
+def smollm2() -> None:
+    """Skip where SmolLM2's weights are not here."""
+    try:
+        find_gguf()
+    except ModelFileError as error:
+        pytest.skip(str(error))
 
 
 def run(name: str, *arguments: str, by: tuple[str, ...] = ()) -> str:
@@ -25,7 +35,7 @@ def run(name: str, *arguments: str, by: tuple[str, ...] = ()) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), *FURTHER])},
+        env=ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -60,11 +70,8 @@ def test_other_machine() -> None:
     assert re.fullmatch(rf"{name}: \d+ registers, compiled by nvcc \d+\.\d+\.\d+", lines[1])
 
 
+@pytest.mark.usefixtures("smollm2")
 def test_generate() -> None:
-    try:
-        find_gguf()
-    except ModelFileError as error:
-        pytest.skip(str(error))
     out = run("generate.py", "The capital of France is", "Once", "--tokens", "4", "--compare")
     assert out.count("The capital of France is Paris") == 2
     assert re.search(r"decode: \d+\.\d tokens a second, 2 at a time; ", out)
@@ -74,22 +81,16 @@ def test_generate() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("smollm2")
 def test_generate_beside_compiled_transformers() -> None:
-    try:
-        find_gguf()
-    except ModelFileError as error:
-        pytest.skip(str(error))
     pytest.importorskip("transformers")
     out = run("generate.py", "The capital of France is", "--tokens", "8", "--compare")
     assert "each step one CUDA graph" in out
     assert re.search(r"transformers, torch\.compile: \d+\.\d tokens a second", out)
 
 
+@pytest.mark.usefixtures("smollm2")
 def test_int8_model() -> None:
-    try:
-        find_gguf()
-    except ModelFileError as error:
-        pytest.skip(str(error))
     out = run("int8_model.py", "--tokens", "2", "--text-tokens", "65")
     assert "| model.layers.29.mlp.down_proj" in out
     bf16, int8 = (float(each) for each in re.findall(r"(?:bf16|int8) (\d+\.\d+)", out))
@@ -133,7 +134,7 @@ def test_tensor_parallel_on_gpus() -> None:
 def test_generate_refuses_what_makes_no_text(arguments: list[str], told: str) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "generate.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(gemmsmith.__file__).parent.parent)},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gemmsmith.config_defaults import (
 from gemmsmith.config_model import (
     AlignmentKeys,
     ArchKeys,
+    AttentionArchKeys,
     AttentionKeys,
     DTypes,
     FamilyKeys,
@@ -78,7 +79,6 @@ def judged(
     """Return one kernel of ``kernel``'s crossed lists as an entry, legal or not."""
     keys = merged_keys(KernelKeys, family, kernel, arch)
     assert keys.tile is not None, "a kernel without a tile is refused earlier"
-    line = document.line(path)
     tile = Tile(*keys.tile)
     types = " ".join(
         f"{key} {getattr(dtypes, key)}" for key in sorted(dtypes.model_fields_set - {"a"})
@@ -109,11 +109,10 @@ def judged(
     found = _first_legal(fields, arch, tile, keys)
     spec = found if isinstance(found, KernelSpec) else None
     broken = () if isinstance(found, KernelSpec) else found
-    places = [place_of(document, path, arch, objection.key) for objection in broken]
-    shared = {(*block, key) for block in (path, path[:2]) for key in ArchKeys.model_fields}
+    objections, lines = told(document, path, arch, broken, keys, apart=ArchKeys)
     return Entry(
         file=document.file,
-        line=line,
+        line=document.line(path),
         family=family.name,
         title=title,
         arch=arch,
@@ -121,12 +120,33 @@ def judged(
         d=d,
         layout=layout,
         spec=spec,
-        objections=tuple(
-            on_one_alone(objection, arch) if len(keys.arch) > 1 and place in shared else objection
-            for objection, place in zip(broken, places, strict=True)
-        ),
-        lines=tuple(document.lines[place] if place is not None else line for place in places),
+        objections=objections,
+        lines=lines,
     )
+
+
+def told(
+    document: Document,
+    path: KeyPath,
+    arch: Architecture,
+    broken: Sequence[Objection],
+    keys: KernelKeys | AttentionKeys,
+    *,
+    apart: type[ArchKeys | AttentionArchKeys],
+) -> tuple[tuple[Objection, ...], tuple[int, ...]]:
+    """Return the objections to the kernel at ``path`` as an entry has them, with their lines.
+
+    Where its ``keys`` name several architectures, those about a key that these share and that may
+    differ between them, one of ``apart``, say how.
+    """
+    places = [_place(document, path, arch, objection.key) for objection in broken]
+    shared = {(*block, key) for block in (path, path[:2]) for key in apart.model_fields}
+    objections = tuple(
+        _on_one_alone(objection, arch) if len(keys.arch) > 1 and place in shared else objection
+        for objection, place in zip(broken, places, strict=True)
+    )
+    line = document.line(path)
+    return objections, tuple(line if at is None else document.lines[at] for at in places)
 
 
 def _first_legal(
@@ -157,8 +177,8 @@ def _alignment(given: AlignmentKeys, dtypes: DTypes, d: DType, store: Store) -> 
     )
 
 
-def place_of(document: Document, path: KeyPath, arch: Architecture, key: str) -> KeyPath | None:
-    """Return where the file gives ``key`` to the kernel at ``path`` on ``arch``, if anywhere."""
+def _place(document: Document, path: KeyPath, arch: Architecture, key: str) -> KeyPath | None:
+    """Where the file gives ``key`` to the kernel at ``path`` on ``arch``, if anywhere."""
     blocks = (path, path[:2])
     wanted = [place for block in blocks for place in _per_arch(document, block, arch, key)]
     wanted += [(*block, key) for block in blocks]
@@ -174,7 +194,7 @@ def _per_arch(
             yield (*place, key)
 
 
-def on_one_alone(objection: Objection, arch: Architecture) -> Objection:
-    """Return what tells, too, how one of several architectures gets another value of a key."""
+def _on_one_alone(objection: Objection, arch: Architecture) -> Objection:
+    """Tell, too, how one of several architectures gets another value of a key."""
     apart = f"(for {arch.name} alone: per_arch: {{{arch.name}: {{{objection.key}: ...}}}})"
     return replace(objection, fix=f"{objection.fix} {apart}".strip())

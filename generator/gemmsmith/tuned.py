@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated
@@ -185,6 +186,14 @@ class Table(_Block):
 
     made: Made
     entries: tuple[Entry, ...] = ()
+
+
+def winner_of(timings: Sequence[Timing]) -> str:
+    """Return who wins an entry: the first of ``timings``, the fastest first, or torch.
+
+    torch wins where that kernel is slower than it by more than :data:`FAIR` allows.
+    """
+    return timings[0].kernel if timings and timings[0].ratio >= FAIR else TORCH
 
 
 def content(spec: KernelSpec) -> str:

@@ -89,6 +89,7 @@ def explain_choice(
     arch, key = specs[0].arch, key_of(problem)
     tables = tables_for(gpu, sm_count, arch.capability)
     found = tables.find(problem)
+    of_types = [spec for spec in specs if (spec.a, spec.d) == (problem.a, problem.d)]
     fitting = first_fitting(specs, problem)
     ranked = rank(fitting, problem, sm_count)
     named = {spec.name: spec for spec in specs}
@@ -112,9 +113,8 @@ def explain_choice(
     else:
         source, choice, tuning = "nothing", TORCH if torch_may_run else "", None
         reason = "no kernel fits"
-        if not any((spec.a, spec.d) == (problem.a, problem.d) for spec in specs):
+        if not of_types:
             reason += f": none here for {arch.name} computes {key.a} to {key.d}"
-    of_types = [spec for spec in specs if (spec.a, spec.d) == (problem.a, problem.d)]
     counted = Counter(misfit(spec, problem) for spec in of_types)
     return Explanation(
         gpu=gpu,

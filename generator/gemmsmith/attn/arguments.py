@@ -186,9 +186,6 @@ def check_numbers(
     causal: bool, window: int | None, softcap: float | None, scale: float | None
 ) -> None:
     """Raise ArgumentError where a number is none that attention has."""
-    for name, number in {"window": window, "softcap": softcap, "scale": scale}.items():
-        if isinstance(number, (str, bytes)):
-            raise ArgumentTypeError(f"{name} is {number!r}; a number is needed")
     if window is not None:
         if window < 1:
             raise ArgumentError(

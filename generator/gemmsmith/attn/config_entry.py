@@ -8,7 +8,7 @@ from gemmsmith.arch import Architecture
 from gemmsmith.attn.defaults import default_schedule, default_stages
 from gemmsmith.attn.spec import AttentionSpec, AttentionTile, AttentionWarps
 from gemmsmith.config_asked import AskedKernel
-from gemmsmith.config_entry import merged_keys, on_one_alone, place_of
+from gemmsmith.config_entry import merged_keys, told
 from gemmsmith.config_model import AttentionArchKeys, AttentionFamilyKeys, AttentionKeys
 from gemmsmith.dtypes import DType
 from gemmsmith.errors import IllegalKernelError, Objection
@@ -37,23 +37,18 @@ def judged(
     keys = merged_keys(AttentionKeys, family, kernel, arch)
     assert keys.tile is not None, "a kernel without a tile is refused earlier"
     tile = AttentionTile(*keys.tile)
-    line = document.line(path)
     spec = _spec(keys, arch, dtype, head_dim, tile)
     broken = () if isinstance(spec, AttentionSpec) else spec
-    places = [place_of(document, path, arch, objection.key) for objection in broken]
-    shared = {(*at, key) for at in (path, path[:2]) for key in AttentionArchKeys.model_fields}
+    objections, lines = told(document, path, arch, broken, keys, apart=AttentionArchKeys)
     return AttentionEntry(
         file=document.file,
-        line=line,
+        line=document.line(path),
         family=family.name,
         title=f"{arch.name} {dtype} head_dim {head_dim} {tile}",
         arch=arch,
         spec=spec if isinstance(spec, AttentionSpec) else None,
-        objections=tuple(
-            on_one_alone(objection, arch) if len(keys.arch) > 1 and place in shared else objection
-            for objection, place in zip(broken, places, strict=True)
-        ),
-        lines=tuple(document.lines[place] if place is not None else line for place in places),
+        objections=objections,
+        lines=lines,
     )
 
 

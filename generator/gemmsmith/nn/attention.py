@@ -13,11 +13,13 @@ from gemmsmith.attn.ops import attention
 from gemmsmith.constant import is_promised
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn.cache import KeysValues
+from gemmsmith.nn.checks import check_counts
 from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
 from gemmsmith.nn.linear import check_is_linear
 from gemmsmith.nn.prepared import PreparedLinear
 from gemmsmith.nn.rotary import Rotary
 from gemmsmith.rope_ops import rope, rope_to_cache
+from gemmsmith.scalars import check_scalars
 from gemmsmith.smoothing import smooth
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class Attention(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_is_linear(q=q, k=k, v=v, o=o)
-        _check_counts(heads=heads)
+        check_counts(heads=heads)
         qkv = PreparedLinear.joined({"q": q, "k": k, "v": v})
         size = q.out_features // max(heads, 1)
         if heads < 1 or size * heads != q.out_features:
@@ -128,8 +130,9 @@ class Attention(torch.nn.Module):
         scale: float | None = None,
     ) -> None:
         """Make the prepared layers those of the block."""
-        _check_counts(heads=heads, kv_heads=kv_heads)
-        _check_counts(**({} if window is None else {"window": window}))
+        check_counts(heads=heads, kv_heads=kv_heads)
+        check_counts(**({} if window is None else {"window": window}))
+        check_scalars("number", optional=True, softcap=softcap, scale=scale)
         check_numbers(causal, window, softcap, scale)
         size = qkv.out_features // max(heads + 2 * kv_heads, 1)
         if heads < 1 or kv_heads < 1 or size * (heads + 2 * kv_heads) != qkv.out_features:
@@ -325,12 +328,6 @@ class Int8Attention(Attention):
     def hold(self, qkv: PreparedLinear, o: PreparedLinear, **options: Any) -> None:
         """Make the layers, quantised where they are not yet, those of the block."""
         super().hold(_int8(qkv), _int8(o), **options)
-
-
-def _check_counts(**counts: object) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise ArgumentTypeError(f"{name} is {count!r}; a whole number is needed")
 
 
 def _check_rotary(rotary: object, size: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gemmsmith.attn.arguments import DTYPES
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.nn.checks import check_integers, check_within
+from gemmsmith.nn.checks import check_counts, check_integers, check_within
 
 __all__ = ["KVCache", "KeysValues"]
 
@@ -66,9 +66,8 @@ class KVCache:
     ) -> None:
         sizes = {"layers": layers, "batch": batch, "capacity": capacity}
         sizes |= {"kv_heads": kv_heads, "head_dim": head_dim}
+        check_counts(**sizes)
         for name, size in sizes.items():
-            if not isinstance(size, int):
-                raise ArgumentTypeError(f"{name} is {size!r}; a whole number is needed")
             if size < 1:
                 raise ArgumentError(f"{name} is {size}; a number from 1 up is needed")
         if dtype not in DTYPES:
@@ -99,8 +98,7 @@ class KVCache:
         Raises:
             ArgumentError: where there is no such layer.
         """
-        if not isinstance(index, int):
-            raise ArgumentTypeError(f"layer is {index!r}; a whole number is needed")
+        check_counts(layer=index)
         if not 0 <= index < len(self.layers):
             raise ArgumentError(f"layer is {index}; 0 to {len(self.layers) - 1} are there")
         return self.layers[index]

@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.rope_shapes import INDEX_DTYPES
 
-__all__ = ["INDEX_DTYPES", "check_integers", "check_within"]
+__all__ = ["check_counts", "check_integers", "check_within"]
 
-INDEX_DTYPES = (torch.int32, torch.int64)
+
+def check_counts(**counts: object) -> None:
+    """Raise ArgumentTypeError where one is no whole number; True and False are none."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise ArgumentTypeError(f"{name} is {count!r}; a whole number is needed")
 
 
 def check_integers(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
-from gemmsmith.nn.checks import check_within
+from gemmsmith.nn.checks import check_counts, check_within
 
 if TYPE_CHECKING:
     from gemmsmith.nn.cache import KVCache
@@ -133,8 +133,7 @@ def generate(
     check_within("prompts", padded, 0, decoder.embedding.num_embeddings - 1)
     if not isinstance(stop, Collection):
         raise ArgumentTypeError(f"stop is {stop!r}; a collection is needed, as ({stop!r},)")
-    if not isinstance(tokens, int):
-        raise ArgumentTypeError(f"tokens is {tokens!r}; a whole number is needed")
+    check_counts(tokens=tokens)
     if tokens < 1:
         raise ArgumentError(f"tokens is {tokens}; a number from 1 up is needed")
     device = decoder.device

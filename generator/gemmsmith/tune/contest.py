@@ -10,7 +10,7 @@ from gemmsmith.bench.rounds import Comparison, Policy, Ratio, Timer, run_rounds
 from gemmsmith.choose import Choice
 from gemmsmith.tune.candidates import Candidate, variants
 from gemmsmith.tune.work import Job
-from gemmsmith.tuned import FAIR, TORCH, Entry, Timing, identified
+from gemmsmith.tuned import TORCH, Entry, Timing, identified, winner_of
 
 LEADERS = 3
 """Kernels whose knobs are turned."""
@@ -49,8 +49,7 @@ def contest(
     """Return the entry of a job: only kernels whose result is right are timed and can win.
 
     ``earlier`` timings of kernels that are not among ``choices`` are kept, their ratios told anew
-    beside what torch takes now. torch wins where the best kernel is slower than it by more than
-    :data:`FAIR` allows.
+    beside what torch takes now. Who wins is what :func:`gemmsmith.tuned.winner_of` says.
     """
     wrong: dict[str, str] = {}
     usual = [Candidate(spec=each.spec, tuning=each.tuning) for each in choices]
@@ -72,7 +71,6 @@ def contest(
     for candidate in sorted(ratios, key=lambda each: ratios[each].median):  # the best stays
         timings[identified(candidate.spec)] = _timing(candidate, ratios[candidate], first.torch)
     ordered = tuple(sorted(timings.values(), key=lambda each: -each.ratio))
-    own = bool(ordered) and ordered[0].ratio >= FAIR
     key = job.key
     return Entry(
         n=key.n,
@@ -82,7 +80,7 @@ def contest(
         d=key.d,
         layout=key.layout,
         epilogue=key.epilogue,
-        winner=ordered[0].kernel if own else TORCH,
+        winner=winner_of(ordered),
         torch=round(first.torch, 3),
         timings=ordered,
         wrong=tuple(wrong),
