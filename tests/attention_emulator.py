@@ -21,6 +21,7 @@ from gemmsmith.launcher.with_ctypes import CtypesAttentionKernel, CtypesLauncher
 from gemmsmith.render import include_dirs, render
 from gemmsmith.toolchain import find_toolchain
 
+_HEADERS = "attention_decode*.h"
 SMS = 5
 """Multiprocessors of the GPU that is played."""
 
@@ -80,7 +81,7 @@ class Emulator:
     def __init__(
         self, specs: Sequence[AttentionSpec], folder: Path, edits: Mapping[str, str] = {}
     ) -> None:
-        """Compile the kernels, with ``edits`` of their header: a text for each of another."""
+        """Compile the kernels, with ``edits`` of their headers: a text for each of another."""
         toolchain = find_toolchain()
         includes = (
             Path(__file__).with_name("on_cpu"),
@@ -133,15 +134,17 @@ class Emulator:
 
 
 def _edited(folder: Path, edits: Mapping[str, str]) -> Path:
-    name = Path("gemmsmith", "attention_decode.h")
-    (text,) = ((root / name).read_text() for root in include_dirs() if (root / name).is_file())
+    """Return a folder of the kernels' headers with ``edits``, each text of which occurs once."""
+    parts = (root / "gemmsmith" for root in include_dirs())
+    texts = {path.name: path.read_text() for part in parts for path in part.glob(_HEADERS)}
+    edited = folder / "edited" / "gemmsmith"
+    edited.mkdir(parents=True)
     for old, new in edits.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    edited = folder / "edited" / name
-    edited.parent.mkdir(parents=True)
-    edited.write_text(text)
-    return folder / "edited"
+        (name,) = (name for name, text in texts.items() if text.count(old) == 1)
+        texts[name] = texts[name].replace(old, new)
+    for name, text in texts.items():
+        (edited / name).write_text(text)
+    return edited.parent
 
 
 def call_of(call: Attention, out: torch.Tensor, splits: int = 0) -> AttentionCall:

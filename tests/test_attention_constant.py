@@ -170,7 +170,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         seen.append((how["lengths"] is not None, constant_cache))
         return gemmsmith.attention(*given, **how, constant_cache=constant_cache)
 
+    def with_kvcache(*given: Tensor, constant_cache: bool, **how: Any) -> Tensor:
+        seen.append((True, constant_cache))
+        return gemmsmith.attention_with_kvcache(*given, **how, constant_cache=constant_cache)
+
     monkeypatch.setattr(blocks, "attention", attention)
+    monkeypatch.setattr(blocks, "attention_with_kvcache", with_kvcache)
     return seen
 
 
@@ -218,9 +223,15 @@ def test_a_traced_block_does_not_promise(calls: list[tuple[bool, bool]]) -> None
         graphs.append(graph)
         return graph
 
-    attend: Any = torch.compile(block.attend, fullgraph=True, backend=backend)
-    attend(q, *memory, keys)
-    (op,) = (node for node in graphs[0].graph.nodes if "attention" in str(node.target))
-    assert op.args[10] is False
-    block.attend(q, *memory, keys)
-    assert calls[-1] == (True, True)
+    new = torch.randn(2, 1, 1, block.kv_heads, block.head_dim).bfloat16()
+    for method, given, place in (
+        (block.attend, (q, *memory, keys), 10),
+        (block.step, (memory, q, *new, keys), 13),
+    ):
+        graphs.clear()
+        traced: Any = torch.compile(method, fullgraph=True, backend=backend)
+        traced(*given)
+        (op,) = (node for node in graphs[0].graph.nodes if "attention" in str(node.target))
+        assert op.args[place] is False
+        method(*given)
+        assert calls[-1] == (True, True)

@@ -140,7 +140,7 @@ def test_a_cache_of_another_model_is_refused(rotary: bool) -> None:
         with pytest.raises(ArgumentError, match=words):
             ours(x, cache=cache)
     keys = torch.full((2,), 3, dtype=torch.int32)
-    with pytest.raises(ArgumentError, match="positions holds 2, which has no place"):
+    with pytest.raises(ArgumentError, match="lengths holds 3, the cache 2 keys of a sequence"):
         ours(x, cache=of(2, 2, KV_HEADS), keys=keys)
     with pytest.raises(ArgumentTypeError, match=r"cache is a KVCache; .* KVCache\.layer"):
         ours(x, cache=nn.KVCache(1, 2, 8, KV_HEADS, SIZE))  # type: ignore[arg-type]

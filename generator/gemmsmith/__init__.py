@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemmsmith import errors, nn
     from gemmsmith.attn.ops import attention, attention_varlen
+    from gemmsmith.attn.with_kvcache import attention_with_kvcache
     from gemmsmith.choose import Tuning
     from gemmsmith.conversion import convert
     from gemmsmith.kernelset import KernelSet, load
@@ -36,6 +37,7 @@ __all__ = [
     "Tuning",
     "attention",
     "attention_varlen",
+    "attention_with_kvcache",
     "convert",
     "errors",
     "gate",
@@ -60,6 +62,7 @@ _HOMES = {
     "Tuning": "choose",
     "attention": "attn.ops",
     "attention_varlen": "attn.ops",
+    "attention_with_kvcache": "attn.with_kvcache",
     "convert": "conversion",
     "errors": "errors",
     "gate": "row_ops",

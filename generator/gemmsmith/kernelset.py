@@ -184,6 +184,16 @@ class KernelSet:
 
         return attention(q, k, v, **options, kernels=self._attention.handle)
 
+    def attention_with_kvcache(self, *tensors: Tensor, **options: Any) -> Tensor:
+        """Return :func:`gemmsmith.attention_with_kvcache` by this set's best attention kernel.
+
+        Raises:
+            NoKernelError: where none fits, with each kernel's reason.
+        """
+        from gemmsmith import attention_with_kvcache
+
+        return attention_with_kvcache(*tensors, **options, kernels=self._attention.handle)
+
     def gemm(
         self,
         a: Tensor,

@@ -82,6 +82,21 @@ def check_rope_to_cache(
         check_written(name, tensor)
 
 
+def check_new_tokens(
+    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, inv_freq: Tensor | None
+) -> None:
+    """Raise ArgumentError where tokens' ``k`` and ``v`` fit neither ``q`` nor their cache."""
+    _check_like("k", k, q)
+    _check_like("v", v, q)
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.shape[-2] != k_cache.shape[-2]:
+            raise ArgumentError(
+                f"{name} has {tensor.shape[-2]} heads, k_cache has {k_cache.shape[-2]}"
+            )
+    if inv_freq is not None:
+        _check_frequencies(inv_freq, q)
+
+
 def _check_heads(q: Tensor) -> None:
     if q.dtype not in DTYPES:
         words = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

@@ -14,8 +14,19 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What attention reads and writes, and masks add to scores."""
 
 
+class Newest(NamedTuple):
+    """Keys and values that a call appends to its cache; they and q are turned by RoPE first."""
+
+    k: Tensor
+    """(B, S, Hkv, D)."""
+    v: Tensor
+    inv_freq: Tensor | None
+    interleaved: bool
+    attention_factor: float
+
+
 class Attention(NamedTuple):
-    """One call of :func:`gemmsmith.attention`."""
+    """One call of :func:`gemmsmith.attention`, or of what appends to the cache ``k`` and ``v``."""
 
     q: Tensor
     k: Tensor
@@ -30,6 +41,7 @@ class Attention(NamedTuple):
     constant_cache: bool = False
     kernels: str = ""
     """Handle of what may run; empty for the default kernels of the GPU, and torch."""
+    newest: Newest | None = None
 
     @property
     def true_scale(self) -> float:

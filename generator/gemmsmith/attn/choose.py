@@ -39,6 +39,8 @@ class AttentionProblem:
     """Whether sequences are packed one after the other."""
     constant_cache: bool = False
     """Whether the caller promises that no queued work writes keys but the newest."""
+    appends: bool = False
+    """Whether the kernel is to write the newest key and value of each sequence to the cache."""
     capped: bool = False
     """Whether scores have a softcap."""
 
@@ -64,6 +66,8 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
             return f"{spec.name} is for few queries: torch is faster with more than {_MOST_QUERIES}"
     elif problem.paged:
         return f"{spec.name} does not read a block table"
+    elif problem.appends:
+        return f"{spec.name} does not append to a cache"
     if spec.schedule == "multistage":
         if 0 < problem.window < problem.keys:
             return f"{spec.name} does not cut keys to a window"

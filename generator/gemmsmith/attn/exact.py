@@ -37,6 +37,16 @@ class ExactAttention:
 
         return attention(q, k, v, **options, kernels=self.handle)
 
+    def with_kvcache(self, *tensors: Tensor, **options: Any) -> Tensor:
+        """Return :func:`gemmsmith.attention_with_kvcache` by this kernel; arguments are its own.
+
+        Raises:
+            NoKernelError: naming what does not fit, or how to build the kernel.
+        """
+        from gemmsmith import attention_with_kvcache
+
+        return attention_with_kvcache(*tensors, **options, kernels=self.handle)
+
     def varlen(
         self,
         q: Tensor,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gemmsmith import direct
 from gemmsmith.arch import architecture_of
-from gemmsmith.attn.arguments import Attention, PackedAttention
+from gemmsmith.attn.arguments import Attention, Newest, PackedAttention
 from gemmsmith.attn.choose import AttentionProblem
 from gemmsmith.attn.counters import zeros
 from gemmsmith.attn.kernels import default_attention_kernels, plan_of
@@ -62,6 +63,27 @@ def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
     _record(found[0].name)
 
 
+def append_and_attend(call: Attention, out: Tensor) -> bool:
+    """Write the result of a checked call that appends to ``out``, by one kernel; note what ran.
+
+    False where no kernel does, and nothing is done.
+
+    Raises:
+        LaunchError: where CUDA refuses.
+    """
+    with torch.cuda.device(out.device):
+        laid_out = _laid_out(_promised(call))
+        found = _planned(laid_out, out, out.get_device())
+        if isinstance(found, str):
+            return False
+        launch_attention(*found, out.device)
+    for written in (call.k, call.v):
+        if not written.is_inference():
+            torch.autograd.graph.increment_version(written)
+    _record(found[0].name)
+    return True
+
+
 def launch_attention(kernel: AttentionKernel, filled: AttentionCall, device: torch.device) -> None:
     """Queue ``kernel`` on the current stream of ``device``, which is the current one.
 
@@ -87,7 +109,10 @@ def _planned(
     reason = _torch_alone(call)
     if reason:
         return reason
-    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", out)):
+    read = {"q": call.q, "k": call.k, "v": call.v, "out": out}
+    if isinstance(call, Attention) and call.newest is not None:
+        read |= {"new k": call.newest.k, "new v": call.newest.v}
+    for name, tensor in read.items():
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             return f"the elements of a head of {name} are not next to each other"
     properties = torch.cuda.get_device_properties(index)
@@ -145,6 +170,7 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
         window=call.window or 0,
         paged=isinstance(call, Attention) and call.block_table is not None,
         constant_cache=isinstance(call, Attention) and call.constant_cache,
+        appends=isinstance(call, Attention) and call.newest is not None,
         packed=not dense,
         capped=call.softcap is not None,
         plain=isinstance(call, Attention)
@@ -157,12 +183,13 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
 
 def _promised(call: Attention | PackedAttention) -> Attention | PackedAttention:
     """Return the call with the promise that it makes, or that its kernels' names are; without it
-    where lengths or table are copied first, for a copy is queued, and writes."""
+    where lengths, table or frequencies are copied first, for a copy is queued, and writes."""
     if isinstance(call, PackedAttention):
         return call
     named = bool(call.kernels) and attention_selection(call.kernels).constant_cache
-    lengths, table = call.lengths, call.block_table
-    copied = lengths is not None and not lengths.is_contiguous()
+    lengths, table, newest = call.lengths, call.block_table, call.newest
+    turned = None if newest is None else newest.inv_freq
+    copied = any(each is not None and not each.is_contiguous() for each in (lengths, turned))
     copied = copied or (table is not None and table.stride(-1) != 1)
     return call._replace(constant_cache=(call.constant_cache or named) and not copied)
 
@@ -171,7 +198,9 @@ def _laid_out(call: Attention | PackedAttention) -> Attention | PackedAttention:
     """Return the call with numbers of sequences next to each other, as kernels read them."""
     if isinstance(call, PackedAttention):
         return call._replace(cu_q=call.cu_q.contiguous(), cu_k=call.cu_k.contiguous())
-    lengths, table = call.lengths, call.block_table
+    lengths, table, newest = call.lengths, call.block_table, call.newest
+    if newest is not None and newest.inv_freq is not None:
+        call = call._replace(newest=newest._replace(inv_freq=newest.inv_freq.contiguous()))
     if lengths is not None:
         lengths = lengths.contiguous()
     if table is not None and table.stride(-1) != 1:
@@ -197,6 +226,7 @@ def attention_call(
         lengths, table = call.lengths, call.block_table
     else:
         cu_q, cu_k = call.cu_q, call.cu_k
+    newest = call.newest if isinstance(call, Attention) else None
     return AttentionCall(
         q=q.data_ptr(),
         k=k.data_ptr(),
@@ -237,7 +267,26 @@ def attention_call(
         device=index,
         sm_count=sm_count,
         counters=0,
+        **({} if newest is None else _appended(newest)),
     )
+
+
+def _appended(newest: Newest) -> dict[str, Any]:
+    """Return the fields of a call for the key and the value that each sequence gets."""
+    k, v, turned = newest.k, newest.v, newest.inv_freq
+    return {
+        "new_k": k.data_ptr(),
+        "new_v": v.data_ptr(),
+        "new_k_batch": k.stride(0),
+        "new_k_head": k.stride(2),
+        "new_v_batch": v.stride(0),
+        "new_v_head": v.stride(2),
+        "frequencies": _address(turned),
+        "pairs": 0 if turned is None else turned.shape[0],
+        "rope_factor": newest.attention_factor,
+        "interleaved": int(newest.interleaved),
+        "wide_frequencies": int(turned is not None and turned.dtype == torch.float64),
+    }
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -151,9 +151,10 @@ class Ours:
             self.keys = torch.full((batch,), room, dtype=torch.int32, device=setting.x.device)
 
     def arm(self) -> Arm:
-        """Return a call of each layer."""
+        """Return a call of each layer; where it decodes, the keys tell the positions."""
+        positions = self.positions if self.keys is None else None
         return [
-            partial(layer, self.x, self.positions, cache=self.cache.layer(index), keys=self.keys)
+            partial(layer, self.x, positions, cache=self.cache.layer(index), keys=self.keys)
             for index, layer in enumerate(self.layers)
         ]
 

@@ -6,12 +6,12 @@
 
 namespace {
 
-constexpr Py_ssize_t kAttentionCallFields = 39;
+constexpr Py_ssize_t kAttentionCallFields = 50;
 
 // The order of gemmsmith.launcher.AttentionCall.
 gemmsmith_attention unpack_attention(py::tuple const &call) {
   if (PyTuple_GET_SIZE(call.ptr()) != kAttentionCallFields) {
-    throw std::invalid_argument("a call has 39 fields, see gemmsmith.launcher.AttentionCall");
+    throw std::invalid_argument("a call has 50 fields, see gemmsmith.launcher.AttentionCall");
   }
   gemmsmith_attention attention{};
   attention.q = address<void const *>(call, 0);
@@ -53,6 +53,17 @@ gemmsmith_attention unpack_attention(py::tuple const &call) {
   attention.device = static_cast<int32_t>(integer(call, 36));
   attention.sm_count = static_cast<int32_t>(integer(call, 37));
   attention.counters = address<uint32_t *>(call, 38);
+  attention.new_k = address<void const *>(call, 39);
+  attention.new_v = address<void const *>(call, 40);
+  attention.frequencies = address<void const *>(call, 41);
+  attention.new_k_batch = integer(call, 42);
+  attention.new_k_head = integer(call, 43);
+  attention.new_v_batch = integer(call, 44);
+  attention.new_v_head = integer(call, 45);
+  attention.pairs = integer(call, 46);
+  attention.rope_factor = real(call, 47);
+  attention.interleaved = static_cast<int32_t>(integer(call, 48));
+  attention.wide_frequencies = static_cast<int32_t>(integer(call, 49));
   return attention;
 }
 

@@ -246,6 +246,23 @@ class AttentionCall(NamedTuple):
     sm_count: int
     counters: int
     """Address of zeros that are zeros again after the kernel."""
+    new_k: int = 0
+    """Address of the key that each sequence gets; new_v of its value. 0 for none."""
+    new_v: int = 0
+    frequencies: int = 0
+    """Address of the inverse frequencies of RoPE, which q and the new key are turned by."""
+    new_k_batch: int = 0
+    new_k_head: int = 0
+    new_v_batch: int = 0
+    new_v_head: int = 0
+    pairs: int = 0
+    """Frequencies; 0: nothing is turned."""
+    rope_factor: float = 1.0
+    """Of cosine and sine."""
+    interleaved: int = 0
+    """1: pairs are neighbours; 0: halves."""
+    wide_frequencies: int = 0
+    """1: frequencies are f64; 0: f32."""
 
 
 class AttentionKernel(TableEntry, Protocol):

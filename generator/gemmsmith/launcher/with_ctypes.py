@@ -159,7 +159,10 @@ class _Attention(ctypes.Structure):
         *((name, ctypes.c_int64) for name in AttentionCall._fields[8:31]),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
         *((name, ctypes.c_int32) for name in AttentionCall._fields[33:38]),
-        ("counters", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in AttentionCall._fields[38:42]),
+        *((name, ctypes.c_int64) for name in AttentionCall._fields[42:47]),
+        ("rope_factor", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in AttentionCall._fields[48:50]),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gemmsmith.attn.arguments import check_numbers
 from gemmsmith.attn.ops import attention
+from gemmsmith.attn.with_kvcache import attention_with_kvcache
 from gemmsmith.constant import is_promised
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.nn.cache import KeysValues
@@ -204,7 +205,8 @@ class Attention(torch.nn.Module):
 
         Args:
             input: (B, S, K), or such rows quantised.
-            positions: int32 or int64 (B, S), of each token in its sequence; 0, 1, … by default.
+            positions: int32 or int64 (B, S), of each token in its sequence; by default 0, 1, …, or
+                with ``keys`` the last of these.
             cache: memory of this layer; the tokens' keys and values are written to the places of
                 their positions, below 0 to none, as :func:`gemmsmith.rope_to_cache` does.
             keys: (B,) int32, with a cache: how many keys each sequence has with these S tokens.
@@ -236,6 +238,12 @@ class Attention(torch.nn.Module):
             raise ArgumentError(f"input is {(*q.shape[:-2], 'K')}; (B, S, K) is needed")
         if keys is not None and cache is None:
             raise ArgumentError("keys counts what a cache holds: it comes with cache")
+        if keys is not None and positions is None:
+            if self.causal and mask is None:
+                assert cache is not None, "keys comes with it"
+                _check_cache(cache, None)
+                return self.step(cache, q, k, v, keys).flatten(-2)
+            positions = keys[:, None] + torch.arange(-q.shape[1], 0, device=q.device)  # (B, S)
         if positions is None:
             positions = torch.arange(q.shape[1], device=q.device)  # (S,)
         if cache is None:
@@ -260,6 +268,30 @@ class Attention(torch.nn.Module):
         turned = self.rotary or self._still
         rope_to_cache(q, k, v, *cache, positions, turned.inv_freq, **turned.pairing)
 
+    def step(self, cache: KeysValues, q: Tensor, k: Tensor, v: Tensor, keys: Tensor) -> Tensor:
+        """Return what the last tokens of each sequence gather, and write them to the cache.
+
+        It is :meth:`keep` and :meth:`attend`, one kernel for one token; q stays as it is.
+        """
+        turned: dict[str, Any] = {}
+        if self.rotary is not None:
+            turned = {"inv_freq": self.rotary.inv_freq, **self.rotary.pairing}
+        return attention_with_kvcache(
+            q,
+            k,
+            v,
+            *cache,
+            keys,
+            **turned,
+            window=self.window,
+            softcap=self.softcap,
+            scale=self.scale,
+            constant_cache=self._promises_cache(),
+        )
+
+    def _promises_cache(self) -> bool:
+        return self._constant_cache and not torch.compiler.is_compiling()
+
     def attend(
         self,
         q: Tensor,
@@ -282,9 +314,7 @@ class Attention(torch.nn.Module):
             scale=self.scale,
             mask=mask,
             lengths=keys,
-            constant_cache=self._constant_cache
-            and keys is not None
-            and not torch.compiler.is_compiling(),
+            constant_cache=keys is not None and self._promises_cache(),
         )
 
     def extra_repr(self) -> str:

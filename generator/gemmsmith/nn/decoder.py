@@ -200,11 +200,13 @@ class Decoder(torch.nn.Module):
             check_integers("lengths", lengths, (batch,), self.device)
             check_within("lengths", lengths, 1, tokens)
         cache.claim(tokens)
-        positions = cache.lengths[:, None] + torch.arange(
-            tokens, dtype=torch.int32, device=ids.device
-        )  # (B, S)
         # padding lies behind a prompt's tokens, so that none of those sees it
         keys = cache.lengths + tokens if cache.longest else None  # (B,)
+        positions = None  # of one more token: the last of its keys
+        if keys is None or tokens > 1:
+            positions = cache.lengths[:, None] + torch.arange(
+                tokens, dtype=torch.int32, device=ids.device
+            )  # (B, S)
         x = self.hidden(ids, positions, cache, keys)  # (B, S, K)
         if lengths is None:
             cache.advance(tokens)
@@ -248,7 +250,7 @@ class Decoder(torch.nn.Module):
 
         Args:
             ids: (B, S).
-            positions: (B, S); 0, 1, … by default.
+            positions: (B, S); by default 0, 1, …, or the last of ``keys``.
             cache: where keys and values are kept, if anywhere.
             keys: (B,) int32, how many each sequence has then; None where these are the first.
         """

@@ -19,9 +19,10 @@ __all__ = ["DecoderLayer"]
 class DecoderLayer(torch.nn.Module):
     """``h = x + attention(norm(x)); h + feed_forward(norm(h))``, for inference.
 
-    Both sums are made by the products ahead of them, in f32. On a GPU a step of decoding is eight
-    kernels: norm, qkv, RoPE and cache, attention, output, norm, gated product, down; with int8
-    blocks a norm quantises, and one kernel more ahead of the output and of down does.
+    Both sums are made by the products ahead of them, in f32. On a GPU a step of decoding is seven
+    kernels: norm, qkv, attention (with RoPE, and the cache's newest token), output, norm, gated
+    product, down; with int8 blocks a norm quantises, and one kernel more ahead of the output and of
+    down does.
 
     Args:
         attention_norm: what attention reads is normalised by.

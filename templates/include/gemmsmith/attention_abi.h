@@ -19,7 +19,11 @@ extern "C" {
  * of pages; key j of sequence b is entry j % page_size of page block_table[b * table_stride +
  * j / page_size], and entries beyond the length are not read.
  * With cu_q and cu_k (batch + 1 each): sequences lie one after the other, q is (tokens_q, heads,
- * head_dim), and no batch stride is read; queries and keys are those of the longest sequence. */
+ * head_dim), and no batch stride is read; queries and keys are those of the longest sequence.
+ * With new_k and new_v, (batch, kv_heads, head_dim), which split_kv kernels take: each sequence has one
+ * query, and its newest key and value, those at lengths[b] - 1, are these, which the kernel also writes
+ * there, unless there is no such place. The first 2 * pairs elements of q and of the key are turned before,
+ * as gemmsmith_rope's are, by the angles of that position. */
 typedef struct gemmsmith_attention {
   const void *q, *k, *v;
   void *out;
@@ -35,6 +39,12 @@ typedef struct gemmsmith_attention {
   int32_t device;         /* CUDA ordinal */
   int32_t sm_count;       /* multiprocessors of that device */
   uint32_t *counters;     /* as many as the kernel asks for, zero before and after it has run */
+  const void *new_k, *new_v, *frequencies; /* null where not given */
+  int64_t new_k_batch, new_k_head, new_v_batch, new_v_head;
+  int64_t pairs;             /* of each head, that are turned; 0: none */
+  float rope_factor;         /* of cosine and sine */
+  int32_t interleaved;       /* 0: the partner of i is i + pairs; 1: elements 2 i and 2 i + 1 */
+  int32_t wide_frequencies;  /* 1: frequencies are double, 0: float */
 } gemmsmith_attention;
 
 /* One attention kernel. A status of 0 is success, negative ones are -cudaError_t, positive ones the

@@ -11,20 +11,19 @@ namespace gemmsmith {
 
 /* Sequences that lie one behind the other are, for addresses, one of all their tokens. */
 struct AttentionExtents {
-  bool packed;
   int64_t sequences, rows_q, rows_k;
-
-  explicit AttentionExtents(gemmsmith_attention const &call)
-      : packed(call.cu_q != nullptr),
-        sequences(packed ? 1 : call.batch),
-        rows_q(packed ? call.tokens_q : call.queries),
-        rows_k(packed ? call.tokens_k : call.keys) {}
 };
+inline AttentionExtents extents_of(gemmsmith_attention const &call) {
+  if (call.cu_q != nullptr) {
+    return {1, call.tokens_q, call.tokens_k};
+  }
+  return {call.batch, call.queries, call.keys};
+}
 
 /* Whether q, k, v and out begin at 16 bytes and are stepped by multiples of `vector` elements, no less
  * than `least`. A dimension of one is not stepped. */
 inline bool is_aligned(gemmsmith_attention const &call, int64_t vector, int64_t least) {
-  AttentionExtents const extents(call);
+  AttentionExtents const extents = extents_of(call);
   auto placed = [](void const *address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; };
   auto stepped = [=](int64_t count, int64_t stride) {
     return count <= 1 || (stride >= least && stride % vector == 0);

@@ -17,6 +17,7 @@ enum DecodeStatus : gemmsmith_status {
   kDecodePageSize = 4,
   kDecodePacked = 5,
   kDecodeMemory = 6,
+  kDecodeAppend = 7,
 };
 
 inline const char *explain_decode(gemmsmith_status status) {
@@ -35,6 +36,9 @@ inline const char *explain_decode(gemmsmith_status status) {
       return "packed sequences are not taken";
     case kDecodeMemory:
       return "workspace or counters are missing";
+    case kDecodeAppend:
+      return "a key is appended to a sequence of known length, with one query, at multiples of 16 bytes; pairs are "
+             "multiples of 8 where they are halves, of 4 where neighbours";
     default:
       return status < 0 ? cudaGetErrorString(static_cast<cudaError_t>(-status)) : "unknown status";
   }
@@ -83,12 +87,28 @@ struct DecodeOperation {
         stepped(8, call.kv_heads, call.k_head) && stepped(8, stores, call.v_batch) && stepped(8, rows, call.v_row) &&
         stepped(8, call.kv_heads, call.v_head) && stepped(4, call.batch, call.out_batch) &&
         stepped(4, call.queries, call.out_row) && stepped(4, call.heads, call.out_head);
-    return aligned ? kDecodeRuns : kDecodeAlignment;
+    if (!aligned || call.new_k == nullptr) {
+      return aligned ? kDecodeRuns : kDecodeAlignment;
+    }
+    bool const turned = call.pairs >= 0 && 2 * call.pairs <= call.head_dim &&
+                        call.pairs % (call.interleaved ? 4 : 8) == 0 &&
+                        (call.pairs == 0 || call.frequencies != nullptr);
+    bool const appended = call.queries == 1 && call.lengths != nullptr && call.new_v != nullptr &&
+                          placed(8, call.new_k) && placed(8, call.new_v) &&
+                          stepped(8, call.batch, call.new_k_batch) && stepped(8, call.kv_heads, call.new_k_head) &&
+                          stepped(8, call.batch, call.new_v_batch) && stepped(8, call.kv_heads, call.new_v_head);
+    return turned && appended ? kDecodeRuns : kDecodeAppend;
   }
 
-  static void const *function(bool paged) {
-    return paged ? reinterpret_cast<void const *>(&decode_attention<Traits, true>)
-                 : reinterpret_cast<void const *>(&decode_attention<Traits, false>);
+  template <bool kPaged, bool kAppends>
+  static void const *function() {
+    return reinterpret_cast<void const *>(&decode_attention<Traits, kPaged, kAppends>);
+  }
+  static void const *function(bool paged, bool appends) {
+    if (appends) {
+      return paged ? function<true, true>() : function<false, true>();
+    }
+    return paged ? function<true, false>() : function<false, false>();
   }
 
   /* Blocks that keep the memory of the current device busy, one to a multiprocessor or as many as form
@@ -101,17 +121,16 @@ struct DecodeOperation {
       return known[call.device];
     }
     cudaError_t error = cudaSuccess;
-    for (bool paged : {false, true}) {
-      if (error == cudaSuccess) {
-        error = cudaFuncSetAttribute(function(paged), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
-      }
+    for (int kind = 0; kind < 4 && error == cudaSuccess; ++kind) {
+      error = cudaFuncSetAttribute(function(kind & 1, kind & 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   Kernel::kSharedBytes);
     }
     int found = call.sm_count;
 #if CUDART_VERSION >= 11080
     if (error == cudaSuccess && kCluster > 1) {
       cudaLaunchAttribute attribute{};
       cudaLaunchConfig_t config = configuration(dim3(kCluster), nullptr, &attribute);
-      error = cudaOccupancyMaxActiveClusters(&found, function(true), &config);
+      error = cudaOccupancyMaxActiveClusters(&found, function(true, true), &config);
       found = found * kCluster < call.sm_count ? found * kCluster : call.sm_count;
     }
 #endif
@@ -229,7 +248,10 @@ struct DecodeOperation {
             call.table_stride,
             page_shift,
             static_cast<float *>(workspace),
-            call.counters};
+            call.counters,
+            {call.new_k, call.new_v, call.new_k_batch, call.new_k_head, call.new_v_batch, call.new_v_head,
+             call.frequencies, int(call.pairs), call.wide_frequencies != 0, call.interleaved != 0, call.rope_factor,
+             int(call.pages)}};
   }
 
   static gemmsmith_status launch(gemmsmith_attention const *given, void *workspace, void *stream) {
@@ -249,7 +271,7 @@ struct DecodeOperation {
     DecodeParams copy = params(call, parts, workspace);
     void *arguments[] = {&copy};
     dim3 const grid(unsigned(parts), unsigned(call.kv_heads * row_groups(call)), unsigned(call.batch));
-    void const *const kernel = function(call.block_table != nullptr);
+    void const *const kernel = function(call.block_table != nullptr, call.new_k != nullptr);
     auto const queue = static_cast<cudaStream_t>(stream);
     cudaError_t error;
 #if CUDART_VERSION >= 11080

@@ -36,7 +36,7 @@ inline const char *explain_mma_sync(gemmsmith_status status) {
     case kMmaSyncScores:
       return "scores are neither capped nor cut to a window";
     case kMmaSyncPages:
-      return "block tables are not read, nor are keys split";
+      return "block tables are not read, nor are keys split or appended";
     case kMmaSyncFar:
       return "the keys of a sequence lie further apart than 2^31 elements";
     case kMmaSyncMemory:
@@ -77,7 +77,7 @@ struct MmaSyncAttentionOperation {
     if (call.softcap != 0.0f || (call.window != 0 && call.window < call.keys)) {
       return kMmaSyncScores;
     }
-    if (call.block_table != nullptr || call.splits > 1) {
+    if (call.block_table != nullptr || call.splits > 1 || call.new_k != nullptr) {
       return kMmaSyncPages;
     }
     if (!is_aligned(call, kVector, 0)) {
@@ -86,7 +86,7 @@ struct MmaSyncAttentionOperation {
     /* From a sequence's first key, and from a tile's first query, the kernel counts elements in 32 bits. */
     auto near = [](int64_t count, int64_t reach, int64_t stride) { return count <= 1 || stride <= INT32_MAX / reach; };
     int64_t const reach = call.keys + Kernel::kTileKeys;
-    AttentionExtents const extents(call);
+    AttentionExtents const extents = extents_of(call);
     bool const reached = near(extents.rows_k, reach, call.k_row) && near(extents.rows_k, reach, call.v_row) &&
                          near(extents.rows_q, Kernel::kTileQueries, call.q_row) &&
                          near(extents.rows_q, Kernel::kTileQueries, call.out_row);
@@ -132,7 +132,7 @@ struct MmaSyncAttentionOperation {
     params.out_head = call->out_head;
     /* The kernel computes the addresses of rows that are not there, which must be aligned. */
     auto step = [](int64_t count, int64_t stride) { return int32_t(count > 1 ? stride : kVector); };
-    AttentionExtents const extents(*call);
+    AttentionExtents const extents = extents_of(*call);
     params.q_row = step(extents.rows_q, call->q_row);
     params.out_row = step(extents.rows_q, call->out_row);
     params.k_row = step(extents.rows_k, call->k_row);

@@ -56,7 +56,8 @@ struct AttentionOperation {
         row_tiles(*call, Kernel::kTileQueries) * call->heads > INT32_MAX / 2 / call->batch) {
       return status_of(cutlass::Status::kErrorInvalidProblem);
     }
-    if (call->block_table != nullptr || call->splits > 1 || packed != (call->cu_k != nullptr)) {
+    if (call->block_table != nullptr || call->splits > 1 || call->new_k != nullptr ||
+        packed != (call->cu_k != nullptr)) {
       return status_of(cutlass::Status::kErrorNotSupported);
     }
     bool const aligned = call->head_dim % kVector == 0 && is_aligned(*call, kVector, 1);
@@ -75,7 +76,7 @@ struct AttentionOperation {
       return status;
     }
     Params params{};
-    AttentionExtents const extents(*call);
+    AttentionExtents const extents = extents_of(*call);
     status = encode(&params.map_q, call->q, call->head_dim, extents.rows_q, call->heads, extents.sequences, call->q_row,
                     call->q_head, call->q_batch, Kernel::kTileQueries);
     if (status == 0) {

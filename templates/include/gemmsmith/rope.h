@@ -6,6 +6,7 @@
 #pragma once
 
 #include "gemmsmith/dependent_launch.h"
+#include "gemmsmith/rope_angles.h"
 #include "gemmsmith/rope_parts.h"
 
 namespace gemmsmith {
@@ -21,13 +22,9 @@ constexpr int kMostAngles = 1024;  /* of the tokens of a block */
 /* Writes cosine and sine of a token's angles, each thread of the token some of them. */
 __device__ inline void compute_angles(gemmsmith_rope const &call, int64_t position, float *cosines, float *sines) {
   for (int pair = threadIdx.x; pair < call.pairs; pair += blockDim.x) {
-    double const frequency = call.wide_frequencies ? static_cast<double const *>(call.frequencies)[pair]
-                                                   : static_cast<float const *>(call.frequencies)[pair];
-    double const turns = static_cast<double>(position) * frequency * 0.15915494309189535; /* 1 / (2 pi) */
-    float sine, cosine;
-    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &cosine);
-    cosines[pair] = cosine * call.factor;
-    sines[pair] = sine * call.factor;
+    float2 const angle = angle_of(position, call.frequencies, call.wide_frequencies, pair, call.factor);
+    cosines[pair] = angle.x;
+    sines[pair] = angle.y;
   }
 }
 

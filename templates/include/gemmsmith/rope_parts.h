@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "gemmsmith/rope_abi.h"
+#include "gemmsmith/rope_angles.h"
 #include "gemmsmith/row_chunks.h"
 
 namespace gemmsmith {
@@ -144,9 +145,7 @@ struct Part {
     for (int at = 0; at < kChunk; ++at) {
       float &one = !kInterleaved ? left[at] : at < kChunk / 2 ? left[2 * at] : right[2 * at - kChunk];
       float &other = !kInterleaved ? right[at] : at < kChunk / 2 ? left[2 * at + 1] : right[2 * at + 1 - kChunk];
-      float const turned = __fadd_rn(__fmul_rn(one, cosine[at]), -__fmul_rn(other, sine[at]));
-      other = __fadd_rn(__fmul_rn(other, cosine[at]), __fmul_rn(one, sine[at]));
-      one = turned;
+      gemmsmith::rope::turn(one, other, cosine[at], sine[at]);
     }
     low = rows::from_floats<T>(left);
     high = rows::from_floats<T>(right);

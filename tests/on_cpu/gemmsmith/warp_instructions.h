@@ -280,6 +280,21 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+template <class Value>
+Value __ldg(Value const *from) {
+  return *from;
+}
+inline float __fadd_rn(float left, float right) { return left + right; }
+inline float __fmul_rn(float left, float right) { return left * right; }
+inline void sincospif(float half_turns, float *sine, float *cosine) {
+  *sine = float(std::sin(M_PI * double(half_turns)));
+  *cosine = float(std::cos(M_PI * double(half_turns)));
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 inline float __fdividef(float left, float right) { return left / right; }
 
 namespace gemmsmith {

@@ -1,0 +1,108 @@
+/* How attention_decode.h's kernels read: keys and values through buffers in shared memory, queries into registers. */
+#pragma once
+
+#include "gemmsmith/attention_decode_shape.h"
+
+namespace gemmsmith {
+
+template <class Traits>
+struct DecodeReads : DecodeShape<Traits> {
+  using Shape = DecodeShape<Traits>;
+  using typename Shape::Element;
+  using typename Shape::Place;
+  using Shape::kChunks;
+  using Shape::kCopies;
+  using Shape::kPitch;
+  using Shape::kRowBlocks;
+  using Shape::kSteps;
+  using Shape::kTeamThreads;
+  using Shape::kTile;
+  using Shape::kTileBytes;
+
+  /* The stream of a team's keys, or of its values, into shared memory. */
+  template <bool kPaged, bool kAppends>
+  struct Stream {
+    Element const *base;
+    int64_t token, page;
+    uint32_t target;
+    uint64_t policy;
+
+    /* Starts the copies of tile i into buffer `slot`; the key that the call appends is left out. With a table
+     * lane l says where key l's page is. */
+    __device__ void load(Place const &place, int tile, int tiles, int slot, int pages) const {
+      if (tile < tiles) {
+        DecodeParams const &params = place.params;
+        int const thread = place.member * 32 + place.lane, key = place.key(tile);
+        uint32_t const buffer = target + slot * kTileBytes;
+#pragma unroll
+        for (int copy = 0; copy < kCopies; ++copy) {
+          int const index = copy * kTeamThreads + thread;
+          int const row = index / kChunks, chunk = index % kChunks;
+          int64_t offset;
+          if constexpr (kPaged) {
+            int const number = __shfl_sync(0xffffffffu, pages, row % kTile);
+            offset = number * page + ((key + row) & ((1 << params.page_shift) - 1)) * token;
+          } else {
+            offset = (key + row) * token;
+          }
+          bool const real = key + row < place.last && 8 * chunk < params.head_dim;
+          bool const there = kTile * kChunks % kTeamThreads == 0 || index < kTile * kChunks;
+          if (there && !(kAppends && key + row == place.newest())) {
+            copy_async(buffer + row * kPitch + 16 * chunk, base + offset + 8 * chunk, real, policy);
+          }
+        }
+      }
+      commit_copies();
+    }
+  };
+
+  /* The page of key `lane` of a tile; 0 where there is no such key. */
+  template <bool kPaged>
+  __device__ static int look_up(Place const &place, int tile) {
+    if constexpr (kPaged) {
+      int const key = place.key(tile) + place.lane;
+      if (place.lane < kTile && key < place.last) {
+        DecodeParams const &params = place.params;
+        return params.table[place.batch * params.table_stride + (key >> params.page_shift)];
+      }
+    }
+    return 0;
+  }
+
+  /* What a lane reads of a row of q: two elements of every eight. */
+  struct QueryRow {
+    Element const *from;
+    int columns; /* none where there is no such row */
+
+    __device__ QueryRow(Place const &place, int block) {
+      DecodeParams const &params = place.params;
+      int const row = (place.member * kRowBlocks + block) * 8 + place.lane / 4;
+      bool const real = row < place.rows;
+      int const there = place.first_row + (real ? row : 0);
+      from = static_cast<Element const *>(params.q) +
+             place.offset(there, params.q_batch, params.q_token, params.q_head) + 2 * (place.lane % 4);
+      columns = real ? params.head_dim : 0;
+    }
+    __device__ uint32_t word(int column) const {
+      return column < columns ? *reinterpret_cast<uint32_t const *>(from + column) : 0;
+    }
+  };
+
+  struct Queries {
+    uint32_t words[kSteps][kRowBlocks][2];
+
+    __device__ explicit Queries(Place const &place) {
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        QueryRow const row(place, block);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          words[step][block][0] = row.word(16 * step);
+          words[step][block][1] = row.word(16 * step + 8);
+        }
+      }
+    }
+  };
+};
+
+}  // namespace gemmsmith
