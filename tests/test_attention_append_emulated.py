@@ -81,6 +81,7 @@ REFUSED = (
     {"queries": 2},
     {"new_k": 8},
     {"new_v": 0},
+    {"q_head": 68},
     {"new_v_head": 68},
     {"new_k_batch": 4},
 )

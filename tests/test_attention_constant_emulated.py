@@ -119,8 +119,8 @@ TOO_EARLY = {
     "one_query": {"place.length - params.queries; /*": "place.length - 1; /*"},
     "tile": {"place.key(stage) + kTile <= written": "place.key(stage) < written"},
     "queries": {
-        "    Queries queries(place);\n": "",
-        "    int ready = 0;": "    Queries queries(place);\n    int ready = 0;",
+        "    Queries const queries = queries_of<kAppends>(place, appender);\n": "",
+        "    int ready = 0;": "    Queries const queries(place);\n    int ready = 0;",
     },
 }
 

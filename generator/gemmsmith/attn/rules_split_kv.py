@@ -44,13 +44,13 @@ def register_limit(spec: AttentionSpec) -> int:
 
 def shared_bytes(spec: AttentionSpec, stages: int) -> int:
     """Return the shared memory of a block: the buffers, or what is put together after the loop; and
-    angles, and a key and a value that the call appends."""
+    angles, and q, a key and a value of a call that appends."""
     assert spec.warps is not None, "legal split_kv kernels have warps"
     pitch = 16 * (spec.head_dim // 8 | 1)
     loop = 2 * stages * spec.tile.key * pitch
     rows, parts = spec.tile.query, spec.warps.key
     finish = 4 * parts * rows * (spec.head_dim + 6) + 16 * rows + 16
-    return max(loop, finish) + 8 * spec.head_dim
+    return max(loop, finish) + 4 * spec.head_dim + (rows + 2) * pitch
 
 
 def split_kv(spec: AttentionSpec) -> Iterator[Objection]:

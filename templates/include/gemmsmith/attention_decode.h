@@ -192,6 +192,15 @@ struct DecodeAttention : DecodeShape<Traits> {
     }
   }
 
+  template <bool kAppends>
+  __device__ static Queries queries_of(Place const &place, Appender const &appender) {
+    if constexpr (kAppends) {
+      return Queries(place, appender.fresh);
+    } else {
+      return Queries(place);
+    }
+  }
+
   template <bool kPaged, bool kAppends>
   __device__ static void loop(Place const &place, Rows &rows) {
     DecodeParams const &params = place.params;
@@ -236,18 +245,10 @@ struct DecodeAttention : DecodeShape<Traits> {
         fill(stage);
       }
     }
-    if constexpr (kAppends && !kConstantCache) {
-      appender.compute_angles();
-    }
-    Queries queries(place);
     if constexpr (kAppends) {
-      __syncthreads();
-      if (appender.here) {
-        appender.template fetch<kPaged>();
-      }
-      appender.turn(queries);
-      __syncthreads();
+      appender.template fetch<kPaged>(kConstantCache);
     }
+    Queries const queries = queries_of<kAppends>(place, appender);
     int ahead = Reads::template look_up<kPaged>(place, kStages);
     for (int tile = 0, slot = 0; tile < tiles; ++tile) {
       Scores scores;

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "gemmsmith/attention_decode_reads.h"
+#include "gemmsmith/attention_decode_shape.h"
 #include "gemmsmith/rope_angles.h"
 #include "gemmsmith/row_chunks.h"
 
@@ -13,29 +13,31 @@ namespace gemmsmith {
 template <class Traits>
 struct DecodeAppender : DecodeShape<Traits> {
   using Shape = DecodeShape<Traits>;
-  using Queries = typename DecodeReads<Traits>::Queries;
   using typename Shape::Element;
   using typename Shape::Place;
   using Shape::kChunks;
   using Shape::kHeadDim;
   using Shape::kPitch;
-  using Shape::kRowBlocks;
-  using Shape::kSteps;
+  using Shape::kRows;
   using Shape::kTeamThreads;
   using Shape::kThreads;
   using Shape::kTile;
+  using Raw = rows::Raw<Element>;
+
+  static constexpr int kKeyRow = kRows, kValueRow = kRows + 1; /* of `fresh`, behind those of q */
+  static constexpr int kPieces = (kRows + 2) * kChunks;        /* of eight elements */
 
   Place const &place;
   DecodeAppend const &call;
   float2 *angles; /* cosine and sine of each pair */
-  uint4 *fresh;   /* the key, kChunks of eight elements, and the value */
+  uint8_t *fresh; /* rows of kPitch bytes */
   bool here;      /* whether the block has the key */
 
   __device__ explicit DecodeAppender(Place const &of)
       : place(of),
         call(of.params.append),
         angles(reinterpret_cast<float2 *>(dynamic_shared() + Shape::kAppendAt)),
-        fresh(reinterpret_cast<uint4 *>(angles + kHeadDim / 2)),
+        fresh(reinterpret_cast<uint8_t *>(angles + kHeadDim / 2)),
         here(of.newest() >= of.first && of.newest() < of.last) {}
 
   /* Writes the angles of the newest token's position; they are there once the block has met. */
@@ -45,82 +47,93 @@ struct DecodeAppender : DecodeShape<Traits> {
     }
   }
 
-  /* Two elements of a head, `column` the first of them, turned; of halves `partner` are the other ones. */
-  __device__ uint32_t turned(uint32_t word, uint32_t partner, int column) const {
-    float one, other;
-    rows::unpack(word, Element{}, one, other);
-    if (call.interleaved) {
-      float2 const angle = angles[column / 2];
-      rope::turn(one, other, angle.x, angle.y);
-      return pack_pair(one, other, Element{});
-    }
-    bool const second = column >= call.pairs;
-    float left, right;
-    rows::unpack(partner, Element{}, left, right);
-    float2 const *const angle = angles + (second ? column - call.pairs : column);
-    if (second) {
-      rope::turn(left, one, angle[0].x, angle[0].y);
-      rope::turn(right, other, angle[1].x, angle[1].y);
-    } else {
-      rope::turn(one, left, angle[0].x, angle[0].y);
-      rope::turn(other, right, angle[1].x, angle[1].y);
-    }
-    return pack_pair(one, other, Element{});
-  }
+  /* Eight elements of a row, and of halves their partners. */
+  struct Piece {
+    int row, column;
+    bool there, turns;
+    Raw own{}, partners{};
 
-  /* Where the partners of a pair of elements begin. */
-  __device__ int partner(int column) const {
-    return call.interleaved ? column : column < call.pairs ? column + call.pairs : column - call.pairs;
-  }
-
-  __device__ void turn(Queries &queries) const {
-#pragma unroll
-    for (int block = 0; block < kRowBlocks; ++block) {
-      typename DecodeReads<Traits>::QueryRow const row(place, block);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          int const column = 16 * step + 8 * half, own = column + 2 * (place.lane % 4);
-          uint32_t &word = queries.words[step][block][half];
-          if (column < 2 * call.pairs) {
-            word = turned(word, row.word(partner(column)), own);
-          }
-        }
+    __device__ Piece(DecodeAppender const &appender, int index) : row(index / kChunks), column(index % kChunks * 8) {
+      Place const &place = appender.place;
+      DecodeAppend const &call = appender.call;
+      there = row < kRows ? row < place.rows : row <= kValueRow && appender.here;
+      if (!there || column >= place.params.head_dim) {
+        turns = false;
+        return;
+      }
+      turns = row != kValueRow && column < 2 * call.pairs;
+      Element const *const from = source(place, call, row);
+      own = rows::load<true, false>(from + column, rows::kChunk);
+      if (turns && !call.interleaved) {
+        int const other = column < call.pairs ? column + call.pairs : column - call.pairs;
+        partners = rows::load<true, false>(from + other, rows::kChunk);
       }
     }
-  }
 
-  /* Reads key and value, turns the key, and writes both to the cache and to `fresh`. */
-  template <bool kPaged>
-  __device__ void fetch() const {
-    DecodeParams const &params = place.params;
-    for (int index = int(threadIdx.x); index < 2 * kChunks; index += kThreads) {
-      bool const value = index >= kChunks;
-      int const column = 8 * (value ? index - kChunks : index);
-      rows::Raw<Element> chunk{};
-      if (column < params.head_dim) {
-        int64_t const at =
-            place.batch * (value ? call.v_batch : call.k_batch) + place.kv_head * (value ? call.v_head : call.k_head);
-        Element const *const from = static_cast<Element const *>(value ? call.v : call.k) + at;
-        chunk = rows::load<true, false>(from + column, rows::kChunk);
-        if (!value && column < 2 * call.pairs) {
-          auto const partners = rows::load<true, false>(from + partner(column), rows::kChunk);
+    __device__ static Element const *source(Place const &place, DecodeAppend const &call, int row) {
+      DecodeParams const &params = place.params;
+      if (row < kRows) {
+        return static_cast<Element const *>(params.q) +
+               place.offset(place.first_row + row, params.q_batch, params.q_token, params.q_head);
+      }
+      return row == kKeyRow
+                 ? static_cast<Element const *>(call.k) + place.batch * call.k_batch + place.kv_head * call.k_head
+                 : static_cast<Element const *>(call.v) + place.batch * call.v_batch + place.kv_head * call.v_head;
+    }
+
+    __device__ void turn(DecodeAppend const &call, float2 const *angles) {
+      float values[rows::kChunk], others[rows::kChunk];
+      rows::to_floats(own, values);
+      if (call.interleaved) {
 #pragma unroll
-          for (int word = 0; word < 4; ++word) {
-            chunk.words[word] = turned(chunk.words[word], partners.words[word], column + 2 * word);
-          }
+        for (int at = 0; at < rows::kChunk; at += 2) {
+          float2 const angle = angles[(column + at) / 2];
+          rope::turn(values[at], values[at + 1], angle.x, angle.y);
         }
-        if (place.first_row == 0) { /* of the blocks that share a head the first */
-          write<kPaged>(value, column, chunk);
+      } else {
+        rows::to_floats(partners, others);
+        bool const second = column >= call.pairs;
+        float2 const *const from = angles + (second ? column - call.pairs : column);
+#pragma unroll
+        for (int at = 0; at < rows::kChunk; ++at) {
+          float const one = second ? others[at] : values[at], other = second ? values[at] : others[at];
+          float turned_one = one, turned_other = other;
+          rope::turn(turned_one, turned_other, from[at].x, from[at].y);
+          values[at] = second ? turned_other : turned_one;
         }
       }
-      fresh[index] = make_uint4(chunk.words[0], chunk.words[1], chunk.words[2], chunk.words[3]);
+      own = rows::from_floats<Element>(values);
     }
+  };
+
+  /* Reads q, and in the block that has them key and value, and turns what is to be turned: they are then in
+   * `fresh`, and key and value in the cache. Before the wait or after it angles are computed. */
+  template <bool kPaged>
+  __device__ void fetch(bool computed) const {
+    int index = int(threadIdx.x);
+    Piece first(*this, index);
+    if (!computed) {
+      compute_angles();
+    }
+    __syncthreads();
+    for (; index < kPieces; index += kThreads) {
+      Piece piece = index < kThreads ? first : Piece(*this, index);
+      if (piece.turns) {
+        piece.turn(call, angles);
+      }
+      auto const &words = piece.own.words;
+      *reinterpret_cast<uint4 *>(fresh + piece.row * kPitch + 2 * piece.column) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+      bool const cached = piece.row >= kRows && piece.there && piece.column < place.params.head_dim;
+      if (cached && place.first_row == 0) { /* of the blocks that share a head the first */
+        write<kPaged>(piece);
+      }
+    }
+    __syncthreads();
   }
 
   template <bool kPaged>
-  __device__ void write(bool value, int column, rows::Raw<Element> const &chunk) const {
+  __device__ void write(Piece const &piece) const {
     DecodeParams const &params = place.params;
     int64_t page = place.batch, slot = place.newest();
     if constexpr (kPaged) {
@@ -130,18 +143,20 @@ struct DecodeAppender : DecodeShape<Traits> {
         return;
       }
     }
+    bool const value = piece.row == kValueRow;
     int64_t const at = value ? page * params.v_batch + slot * params.v_token + place.kv_head * params.v_head
                              : page * params.k_batch + slot * params.k_token + place.kv_head * params.k_head;
     auto *const cache = static_cast<Element *>(const_cast<void *>(value ? params.v : params.k));
-    rows::store<true>(cache + at + column, chunk, rows::kChunk);
+    rows::store<true>(cache + at + piece.column, piece.own, rows::kChunk);
   }
 
   /* Puts the key, or the value, into the buffer of the team's tile, where it is of that tile. */
   __device__ void place_in(uint8_t *buffer, int tile, bool value) const {
     int const row = place.newest() - place.key(tile);
     if (here && row >= 0 && row < kTile) {
+      uint4 const *const from = reinterpret_cast<uint4 const *>(fresh + (value ? kValueRow : kKeyRow) * kPitch);
       for (int chunk = place.member * 32 + place.lane; chunk < kChunks; chunk += kTeamThreads) {
-        *reinterpret_cast<uint4 *>(buffer + row * kPitch + 16 * chunk) = fresh[value ? kChunks + chunk : chunk];
+        *reinterpret_cast<uint4 *>(buffer + row * kPitch + 16 * chunk) = from[chunk];
       }
     }
   }

@@ -37,7 +37,7 @@ inline const char *explain_decode(gemmsmith_status status) {
     case kDecodeMemory:
       return "workspace or counters are missing";
     case kDecodeAppend:
-      return "a key is appended to a sequence of known length, with one query, at multiples of 16 bytes; pairs are "
+      return "a key is appended to a sequence of known length, with one query, all at multiples of 16 bytes; pairs are "
              "multiples of 8 where they are halves, of 4 where neighbours";
     default:
       return status < 0 ? cudaGetErrorString(static_cast<cudaError_t>(-status)) : "unknown status";
@@ -94,7 +94,8 @@ struct DecodeOperation {
                         call.pairs % (call.interleaved ? 4 : 8) == 0 &&
                         (call.pairs == 0 || call.frequencies != nullptr);
     bool const appended = call.queries == 1 && call.lengths != nullptr && call.new_v != nullptr &&
-                          placed(8, call.new_k) && placed(8, call.new_v) &&
+                          placed(8, call.q) && stepped(8, call.batch, call.q_batch) &&
+                          stepped(8, call.heads, call.q_head) && placed(8, call.new_k) && placed(8, call.new_v) &&
                           stepped(8, call.batch, call.new_k_batch) && stepped(8, call.kv_heads, call.new_k_head) &&
                           stepped(8, call.batch, call.new_v_batch) && stepped(8, call.kv_heads, call.new_v_head);
     return turned && appended ? kDecodeRuns : kDecodeAppend;

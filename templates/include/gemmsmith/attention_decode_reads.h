@@ -69,38 +69,49 @@ struct DecodeReads : DecodeShape<Traits> {
     return 0;
   }
 
-  /* What a lane reads of a row of q: two elements of every eight. */
-  struct QueryRow {
-    Element const *from;
-    int columns; /* none where there is no such row */
-
-    __device__ QueryRow(Place const &place, int block) {
-      DecodeParams const &params = place.params;
-      int const row = (place.member * kRowBlocks + block) * 8 + place.lane / 4;
-      bool const real = row < place.rows;
-      int const there = place.first_row + (real ? row : 0);
-      from = static_cast<Element const *>(params.q) +
-             place.offset(there, params.q_batch, params.q_token, params.q_head) + 2 * (place.lane % 4);
-      columns = real ? params.head_dim : 0;
-    }
-    __device__ uint32_t word(int column) const {
-      return column < columns ? *reinterpret_cast<uint32_t const *>(from + column) : 0;
-    }
-  };
-
   struct Queries {
     uint32_t words[kSteps][kRowBlocks][2];
 
+    /* From the call's q. */
     __device__ explicit Queries(Place const &place) {
+      DecodeParams const &params = place.params;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        QueryRow const row(place, block);
+        int const row = row_of(place, block);
+        bool const real = row < place.rows;
+        int const there = place.first_row + (real ? row : 0);
+        Element const *const from = static_cast<Element const *>(params.q) +
+                                    place.offset(there, params.q_batch, params.q_token, params.q_head) +
+                                    2 * (place.lane % 4);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          words[step][block][0] = row.word(16 * step);
-          words[step][block][1] = row.word(16 * step + 8);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            int const column = 16 * step + 8 * half;
+            words[step][block][half] =
+                real && column < params.head_dim ? *reinterpret_cast<uint32_t const *>(from + column) : 0;
+          }
         }
       }
+    }
+
+    /* From rows of kPitch bytes in shared memory. */
+    __device__ Queries(Place const &place, uint8_t const *rows) {
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        uint8_t const *const from = rows + row_of(place, block) * kPitch + 4 * (place.lane % 4);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            words[step][block][half] = *reinterpret_cast<uint32_t const *>(from + 32 * step + 16 * half);
+          }
+        }
+      }
+    }
+
+    __device__ static int row_of(Place const &place, int block) {
+      return (place.member * kRowBlocks + block) * 8 + place.lane / 4;
     }
   };
 };

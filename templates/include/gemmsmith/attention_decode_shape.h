@@ -87,7 +87,7 @@ struct DecodeShape {
   static constexpr int kFinishBytes = 4 * (kSums + 2 * kTeams * kRows) + 16 * kRows + 16;
   static constexpr int kLoopBytes = kTeams * kTeamBytes;
   static constexpr int kAppendAt = kLoopBytes > kFinishBytes ? kLoopBytes : kFinishBytes;
-  static constexpr int kSharedBytes = kAppendAt + 8 * kHeadDim; /* angles, and a row of keys and of values */
+  static constexpr int kSharedBytes = kAppendAt + 4 * kHeadDim + (kRows + 2) * kPitch; /* angles; q, a key, a value */
   static constexpr int kPartialFloats = kRows * (kHeadDim + 2); /* of a cluster, in the workspace */
 
   static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "whole instructions");
