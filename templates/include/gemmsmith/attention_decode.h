@@ -209,10 +209,13 @@ struct DecodeAttention : DecodeShape<Traits> {
     uint64_t const policy = leaves_first();
     int64_t const k_base = (kPaged ? 0 : place.batch * params.k_batch) + place.kv_head * params.k_head;
     int64_t const v_base = (kPaged ? 0 : place.batch * params.v_batch) + place.kv_head * params.v_head;
-    typename Reads::template Stream<kPaged, kAppends> const keys{static_cast<Element const *>(params.k) + k_base, params.k_token, params.k_batch,
-                              buffers, policy};
-    typename Reads::template Stream<kPaged, kAppends> const values{static_cast<Element const *>(params.v) + v_base, params.v_token, params.v_batch,
-                                buffers + kStages * kTileBytes, policy};
+    Appender const appender(place);
+    int const end = place.last - (kAppends && appender.here);
+    using Stream = typename Reads::template Stream<kPaged>;
+    Stream const keys{static_cast<Element const *>(params.k) + k_base, params.k_token, params.k_batch, end, buffers,
+                      policy};
+    Stream const values{static_cast<Element const *>(params.v) + v_base, params.v_token, params.v_batch, end,
+                        buffers + kStages * kTileBytes, policy};
     int const tiles = place.tiles();
     int pages[kStages];
 #pragma unroll
@@ -223,7 +226,6 @@ struct DecodeAttention : DecodeShape<Traits> {
       keys.load(place, stage, tiles, stage, pages[stage]);
       values.load(place, stage, tiles, stage, pages[stage]);
     };
-    Appender const appender(place);
     int ready = 0; /* buffers that are filled ahead of the wait: the first ones, as copies end in order */
     if constexpr (kConstantCache) {
       int const written = place.length - params.queries; /* keys from here on, by the kernel ahead perhaps */
@@ -254,20 +256,22 @@ struct DecodeAttention : DecodeShape<Traits> {
       Scores scores;
       Weights weights;
       await_copies<kPending>();
-      if constexpr (kAppends) {
-        appender.place_in(shared + slot * kTileBytes, tile, false);
-      }
       sync_team(place);
+      if (kAppends && tile == appender.tile) {
+        appender.place_in(shared + slot * kTileBytes, false);
+        sync_team(place);
+      }
       score(keys.target + slot * kTileBytes, place, queries, scores);
       sync_team(place);
       keys.load(place, tile + kStages, tiles, slot, ahead);
       adjust(place, place.key(tile), scores);
       weigh(scores, rows, weights);
       await_copies<kPending>();
-      if constexpr (kAppends) {
-        appender.place_in(shared + (kStages + slot) * kTileBytes, tile, true);
-      }
       sync_team(place);
+      if (kAppends && tile == appender.tile) {
+        appender.place_in(shared + (kStages + slot) * kTileBytes, true);
+        sync_team(place);
+      }
       accumulate(values.target + slot * kTileBytes, place, weights, rows);
       sync_team(place);
       values.load(place, tile + kStages, tiles, slot, ahead);

@@ -31,14 +31,19 @@ struct DecodeAppender : DecodeShape<Traits> {
   DecodeAppend const &call;
   float2 *angles; /* cosine and sine of each pair */
   uint8_t *fresh; /* rows of kPitch bytes */
-  bool here;      /* whether the block has the key */
+  bool here;      /* whether the block has the key, which is its last */
+  int tile, row;  /* of the team's tiles the one that has it, and where; below 0: none */
 
   __device__ explicit DecodeAppender(Place const &of)
       : place(of),
         call(of.params.append),
         angles(reinterpret_cast<float2 *>(dynamic_shared() + Shape::kAppendAt)),
         fresh(reinterpret_cast<uint8_t *>(angles + kHeadDim / 2)),
-        here(of.newest() >= of.first && of.newest() < of.last) {}
+        here(of.newest() >= of.first && of.newest() < of.last) {
+    tile = place.tiles() - 1;
+    row = here && tile >= 0 ? place.newest() - place.key(tile) : -1;
+    tile = row >= 0 && row < kTile ? tile : -1;
+  }
 
   /* Writes the angles of the newest token's position; they are there once the block has met. */
   __device__ void compute_angles() const {
@@ -150,14 +155,12 @@ struct DecodeAppender : DecodeShape<Traits> {
     rows::store<true>(cache + at + piece.column, piece.own, rows::kChunk);
   }
 
-  /* Puts the key, or the value, into the buffer of the team's tile, where it is of that tile. */
-  __device__ void place_in(uint8_t *buffer, int tile, bool value) const {
-    int const row = place.newest() - place.key(tile);
-    if (here && row >= 0 && row < kTile) {
-      uint4 const *const from = reinterpret_cast<uint4 const *>(fresh + (value ? kValueRow : kKeyRow) * kPitch);
-      for (int chunk = place.member * 32 + place.lane; chunk < kChunks; chunk += kTeamThreads) {
-        *reinterpret_cast<uint4 *>(buffer + row * kPitch + 16 * chunk) = from[chunk];
-      }
+  /* Puts the key, or the value, into the buffer of the team's tile that has it, once all of the team's copies
+   * are there. */
+  __device__ void place_in(uint8_t *buffer, bool value) const {
+    uint4 const *const from = reinterpret_cast<uint4 const *>(fresh + (value ? kValueRow : kKeyRow) * kPitch);
+    for (int chunk = place.member * 32 + place.lane; chunk < kChunks; chunk += kTeamThreads) {
+      *reinterpret_cast<uint4 *>(buffer + row * kPitch + 16 * chunk) = from[chunk];
     }
   }
 };

@@ -20,15 +20,15 @@ struct DecodeReads : DecodeShape<Traits> {
   using Shape::kTileBytes;
 
   /* The stream of a team's keys, or of its values, into shared memory. */
-  template <bool kPaged, bool kAppends>
+  template <bool kPaged>
   struct Stream {
     Element const *base;
     int64_t token, page;
+    int end; /* zeros in place of keys from here on */
     uint32_t target;
     uint64_t policy;
 
-    /* Starts the copies of tile i into buffer `slot`; the key that the call appends is left out. With a table
-     * lane l says where key l's page is. */
+    /* Starts the copies of tile i into buffer `slot`. With a table lane l says where key l's page is. */
     __device__ void load(Place const &place, int tile, int tiles, int slot, int pages) const {
       if (tile < tiles) {
         DecodeParams const &params = place.params;
@@ -45,9 +45,8 @@ struct DecodeReads : DecodeShape<Traits> {
           } else {
             offset = (key + row) * token;
           }
-          bool const real = key + row < place.last && 8 * chunk < params.head_dim;
-          bool const there = kTile * kChunks % kTeamThreads == 0 || index < kTile * kChunks;
-          if (there && !(kAppends && key + row == place.newest())) {
+          bool const real = key + row < end && 8 * chunk < params.head_dim;
+          if (kTile * kChunks % kTeamThreads == 0 || index < kTile * kChunks) {
             copy_async(buffer + row * kPitch + 16 * chunk, base + offset + 8 * chunk, real, policy);
           }
         }
