@@ -92,7 +92,7 @@ def prepared(
     how = {"causal": True, "window": None, "softcap": None, "scale": None, **step.how}
     rest: dict[str, Any] = {"mask": None, "lengths": lengths, "block_table": table, **how}
     newest = Newest(new_k, new_v, inv_freq, step.interleaved, FACTOR)
-    return Attention(q, k, v, **rest, newest=newest), Attention(q_turned, *done, **rest)
+    return Attention(q, k, v, **rest, newest=newest), Attention(q_turned, done[0], done[1], **rest)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -33,13 +33,15 @@ def given(count: int, *, page: int = 0) -> tuple[dict[str, Any], dict[str, Any]]
 def in_two(call: dict[str, Any], inv_freq: Tensor | None, **how: Any) -> Tensor:
     """Return what the two ops make of a call, whose cache they write."""
     way = {name: how.pop(name) for name in ("interleaved", "attention_factor") if name in how}
-    table = {"block_table": how.get("block_table")}
+    table: dict[str, Any] = {"block_table": how.get("block_table")}
     q, count = call["q"].clone(), call["q"].shape[1]
     positions = call["lengths"][:, None] + torch.arange(count) - count
     turned = torch.zeros(1) if inv_freq is None else inv_freq
-    cache = (call["k_cache"], call["v_cache"])
-    gemmsmith.rope_to_cache(q, call["k"], call["v"], *cache, positions, turned, **way, **table)
-    return gemmsmith.attention(q, *cache, lengths=call["lengths"], causal=True, **how)
+    k_cache, v_cache = call["k_cache"], call["v_cache"]
+    gemmsmith.rope_to_cache(
+        q, call["k"], call["v"], k_cache, v_cache, positions, turned, **way, **table
+    )
+    return gemmsmith.attention(q, k_cache, v_cache, lengths=call["lengths"], causal=True, **how)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -147,10 +149,10 @@ def test_opcheck_and_compiled() -> None:
     inv_freq = gemmsmith.rope_frequencies(64)
     sample = (*call.values(), inv_freq, None, None, None, None, False, 1.0, False, "")
     torch.library.opcheck(torch.ops.gemmsmith.attention_with_kvcache.default, sample)
-    other = {name: each.clone() for name, each in call.items()}
+    other: dict[str, Any] = {name: each.clone() for name, each in call.items()}
     right = gemmsmith.attention_with_kvcache(**other, inv_freq=inv_freq)
 
-    def step(**tensors: Tensor) -> Tensor:
+    def step(**tensors: Any) -> Tensor:
         return 2 * gemmsmith.attention_with_kvcache(**tensors, inv_freq=inv_freq)
 
     compiled: Any = torch.compile(step, fullgraph=True, backend="aot_eager")

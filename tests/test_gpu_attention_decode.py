@@ -10,37 +10,16 @@ torch = pytest.importorskip("torch")
 
 import gemmsmith  # noqa: E402
 from attention_data import check_near, exact, tokens  # noqa: E402
-from gemmsmith.arch import architecture_of  # noqa: E402
+from decode_steps import built, shipped  # noqa: E402
 from gemmsmith.attn.arguments import Attention  # noqa: E402
-from gemmsmith.attn.config import load_attention  # noqa: E402
 from gemmsmith.attn.execute import attention_call, launch_attention, problem_of  # noqa: E402
 from gemmsmith.attn.spec import AttentionSpec  # noqa: E402
-from gemmsmith.build import build  # noqa: E402
 from gemmsmith.dtypes import FP16  # noqa: E402
-from gemmsmith.launcher import AttentionKernel, load_attention_library  # noqa: E402
-from gemmsmith.resources import configs_dir  # noqa: E402
+from gemmsmith.launcher import AttentionKernel  # noqa: E402
 from paged_data import NAN, poisoned, scattered  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 GQA = [(28, 4), (32, 8), (64, 8), (71, 1), (32, 32)]
-
-
-def shipped() -> tuple[AttentionSpec, ...]:
-    """The split-KV kernels for this GPU; none where there is no GPU."""
-    if not torch.cuda.is_available():
-        return ()
-    arch = architecture_of(torch.cuda.get_device_capability())
-    specs = load_attention(configs_dir() / "kernels", arch=[arch.name])
-    return tuple(spec for spec in specs if spec.schedule == "split_kv")
-
-
-@pytest.fixture(scope="module")
-def kernels() -> dict[AttentionSpec, AttentionKernel]:
-    """The kernels of :func:`shipped`."""
-    report = build(shipped())
-    report.raise_if_failed()
-    libraries = {kernel.spec.name: kernel.library for kernel in report.built}
-    return {spec: load_attention_library(libraries[spec.name])[spec.name] for spec in shipped()}
 
 
 def run(kernel: AttentionKernel, call: Attention, splits: int = 0) -> Any:
@@ -75,7 +54,7 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [  # queries, keys, heads,
 
 @pytest.mark.parametrize("spec", shipped(), ids=lambda spec: str(spec.name))
 def test_kernels_agree_with_float64(
-    spec: AttentionSpec, kernels: dict[AttentionSpec, AttentionKernel]
+    spec: AttentionSpec,
 ) -> None:
     dtype = torch.float16 if spec.dtype == FP16 else torch.bfloat16
     for number, ((queries, keys, heads, kv_heads), how) in enumerate(CASES):
@@ -87,14 +66,14 @@ def test_kernels_agree_with_float64(
         right = exact(q, k, v, **how)
         for splits in (0, 1, 3, 40):
             try:
-                check_near(run(kernels[spec], call, splits), right)
+                check_near(run(built()[spec], call, splits), right)
             except AssertionError as error:
                 raise AssertionError(f"{CASES[number]} splits {splits}: {error}") from error
 
 
 @pytest.mark.parametrize("spec", shipped(), ids=lambda spec: str(spec.name))
 def test_y03_nothing_beyond_a_length_is_read_with_pages_or_without(
-    spec: AttentionSpec, kernels: dict[AttentionSpec, AttentionKernel]
+    spec: AttentionSpec,
 ) -> None:
     dtype = torch.float16 if spec.dtype == FP16 else torch.bfloat16
     ends = [0, 1, 17, 200, 256]
@@ -109,7 +88,7 @@ def test_y03_nothing_beyond_a_length_is_read_with_pages_or_without(
             else:
                 k_given, v_given = poisoned(k, v, ends)
             call = Attention(q, k_given, v_given, True, None, None, None, None, lengths, table)
-            check_near(run(kernels[spec], call), right)
+            check_near(run(built()[spec], call), right)
 
 
 def ran() -> str:
@@ -130,15 +109,15 @@ def test_y07_the_op_decodes_for_groups_of_heads(heads: tuple[int, int], dtype: A
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_71_heads_that_share_one_of_k_have_many_groups_of_rows(
-    batch: int, kernels: dict[AttentionSpec, AttentionKernel]
+    batch: int,
 ) -> None:
     q, k, v = tokens(batch, 1, 4096, 71, 1, 64, device="cuda")
     right = exact(q, k, v)
     call = Attention(q, k, v, False, None, None, None, None, None, None)
-    fitting = [s for s in kernels if s.head_dim == 64 and s.dtype != FP16]
+    fitting = [s for s in built() if s.head_dim == 64 and s.dtype != FP16]
     assert fitting
     for spec in fitting:
-        check_near(run(kernels[spec], call), right)
+        check_near(run(built()[spec], call), right)
 
 
 def test_one_query_and_131072_keys() -> None:
