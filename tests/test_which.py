@@ -101,12 +101,12 @@ def test_a_known_gpu_brings_its_architecture() -> None:
 
 
 def test_torch_takes_untimed_calls_that_leave_much_of_their_tiles_empty() -> None:
-    """170 tokens are 2 tiles of 104 or of 128, 300 two of 160: fewer rows of them are empty."""
-    told = asked(170, 7168, 5120)
+    """170 tokens are two tiles of 88, and 9,216 features 48 of 192 or 72 of 128: no full wave."""
+    told = asked(170, 9216, 7168)
     assert (told["source"], told["choice"]) == ("estimate", TORCH)
-    assert "170x7168x5120: the best, gemm_bf16_rcr_" in told["reason"]
-    assert "gemmsmith tune --weight 7168x5120" in told["reason"]
-    assert asked(300, 7168, 5120)["choice"].startswith("gemm_bf16_rcr_160x128")  # two fit
+    assert "170x9216x7168: the best, gemm_bf16_rcr_" in told["reason"]
+    assert "gemmsmith tune --weight 9216x7168" in told["reason"]
+    assert asked(140, 7168, 5120)["choice"].startswith("gemm_bf16_rcr_72x128")  # 112 blocks
     for m in (256, 3000, 8192):  # whole tiles, or so many that the last counts little
         assert asked(m, 4096, 4096)["choice"].startswith("gemm_bf16_rcr_"), m
     assert asked(300, 576, 576)["choice"].startswith("gemm_bf16_rcr_")  # too short to be judged

@@ -55,41 +55,41 @@ class Choice:
     """Estimated time; good for ranking only."""
 
 
-MATH_PER_SM = 4.3e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
-SHARED_PER_SM = 307e3  # bytes per µs that wgmma reads from shared memory
-INGEST_PER_SM = 142e3  # bytes per µs that TMA brings into one multiprocessor ...
+MATH_PER_SM = 3.62e6  # 16-bit FLOP per µs of one multiprocessor when all are busy; int8: twice
+SHARED_PER_SM = 308e3  # bytes per µs that wgmma reads from shared memory
+INGEST_PER_SM = 152e3  # bytes per µs that TMA brings into one multiprocessor ...
 WIDEST_ACCESS = 16  # ... or that accesses of so many bytes do; narrower ones bring less each
-L2 = 8.4e6  # bytes per µs that L2 reads for all, multicast ones counted once
-DELIVERY = 11.9e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
-HBM = 4.2e6  # bytes per µs of device memory
-READ_AGAIN = 1.65  # times as long it takes where several clusters read the same weights
-EPILOGUE = 2.1  # µs of a 128x128 tile's epilogue in a cooperative kernel
-PINGPONG_EPILOGUE = 0.5  # the same where only the last tile's is not hidden by a main loop
+L2 = 9.19e6  # bytes per µs that L2 reads for all, multicast ones counted once
+DELIVERY = 10.3e6  # bytes per µs that reach all multiprocessors, multicast ones counted each time
+HBM = 4.48e6  # bytes per µs of device memory
+READ_AGAIN = 2.13  # times as long it takes where several clusters read the same weights
+EPILOGUE = 1.94  # µs of a 128x128 tile's epilogue in a cooperative kernel
+PINGPONG_EPILOGUE = 0.491  # the same where only the last tile's is not hidden by a main loop
 FUNCTION = 3.0  # µs in which one warpgroup takes a function of a 128x128 tile's elements
-RAMP = 2.6  # µs of a block that is launched for one tile: pipeline fill and epilogue
-ALONE = 2.35  # of SHARED_PER_SM where one warpgroup alone multiplies (warp_specialized)
-ALONE_RAMP = 1.7  # µs of pipeline fill in such a kernel
-ALONE_EPILOGUE = 0.4  # µs of a 128x128 tile's epilogue in such a kernel
-POWER_LIMITED = 20.0  # waves at which idle multiprocessors begin to lend the others their power
-LEAN_RAMP = 2.1  # RAMP of a lean kernel
-LEAN_EPILOGUE = 3.3  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
-CLUSTER_SUM = 0.44  # µs in which the blocks of a cluster exchange sums
-OVERLAPPED = 0.82  # of what a wave that is not full costs where blocks share a multiprocessor
-DEPENDENT = 1.7  # µs of launch and fill that a dependent launch hides
+RAMP = 3.32  # µs of a block that is launched for one tile: pipeline fill and epilogue
+ALONE = 2.65  # of SHARED_PER_SM where one warpgroup alone multiplies (warp_specialized)
+ALONE_RAMP = 1.77  # µs of pipeline fill in such a kernel
+ALONE_EPILOGUE = 0.413  # µs of a 128x128 tile's epilogue in such a kernel
+POWER_LIMITED = 21.6  # waves at which idle multiprocessors begin to lend the others their power
+LEAN_RAMP = 2.34  # RAMP of a lean kernel
+LEAN_EPILOGUE = 3.09  # µs of a 128x128 tile of a lean kernel, shared by the blocks that split its K
+CLUSTER_SUM = 0.541  # µs in which the blocks of a cluster exchange sums
+OVERLAPPED = 0.791  # of what a wave that is not full costs where blocks share a multiprocessor
+DEPENDENT = 1.71  # µs of launch and fill that a dependent launch hides
 EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
-LONELY = 0.41  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
-LONELY_BELOW = 0.9  # ... on a GPU that is filled up to here
+LONELY = 0.414  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
+LONELY_BELOW = 0.935  # ... on a GPU that is filled up to here
 CLUSTERED = {4: 0.88, 8: 0.91}  # share of the multiprocessors that clusters of this size can use
 DIRECT_STORE = 4.0  # µs of a 128x128 tile that is stored element by element
-ACROSS = 1.06  # times as long main loops take where clusters share tokens and several read a weight
+ACROSS = 1.01  # times as long main loops take where clusters share tokens and several read a weight
 STREAM_K = 1.08  # times as long as others a stream_k kernel takes for its main loops
 REDUCTION = 1.5  # µs that stream_k spends on partial tiles
 SPARE_RESIDUAL = 1.01  # a kernel that can add a residual has fewer stages than one that cannot
 SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves at its identity
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
-SHARPNESS = 5.9  # how nearly the tightest limit alone decides (a p-norm's p)
+SHARPNESS = 4.88  # how nearly the tightest limit alone decides (a p-norm's p)
 FITTING = 3.5  # µs outside its main loops of a call whose tiles fit
-UNSUITED = 1.25  # times as long as such a call, from where on torch is the safer choice ...
+UNSUITED = 1.2  # times as long as such a call, from where on torch is the safer choice ...
 JUDGED_FROM = 8.5  # ... for calls with so many µs of main loops
 
 
