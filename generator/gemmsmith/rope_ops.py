@@ -133,7 +133,7 @@ def _rope(
     interleaved: bool = False,
     attention_factor: float = 1.0,
 ) -> None:
-    check_rope(q, k, positions, inv_freq)
+    check_rope(q, k, positions, inv_freq, interleaved, attention_factor)
     _refuse_one("q", q, "k", k)
     positions = positions.expand(q.shape[:-2])
     if q.is_cuda and _on_cuda(
@@ -159,7 +159,8 @@ def _rope_to_cache(
     interleaved: bool = False,
     attention_factor: float = 1.0,
 ) -> None:
-    check_rope_to_cache(q, k, v, k_cache, v_cache, positions, inv_freq, slots, block_table)
+    found = (q, k, v, k_cache, v_cache, positions, inv_freq, slots, block_table)
+    check_rope_to_cache(*found, interleaved, attention_factor)
     _refuse_one("q", q, "k", k)
     _refuse_one("k_cache", k_cache, "v_cache", v_cache)
     tokens = q.shape[:-2]

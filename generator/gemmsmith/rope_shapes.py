@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.row_shapes import DTYPES
+from gemmsmith.scalars import check_finite
 from gemmsmith.written import check_written
 
 FREQUENCY_DTYPES = (torch.float32, torch.float64)
@@ -28,6 +29,7 @@ def check_rope(
     _check_like("k", k, q)
     _check_indices("positions", positions, q)
     _check_frequencies(inv_freq, q)
+    check_finite("attention_factor", attention_factor)
     for name, tensor in (("q", q), ("k", k)):
         check_written(name, tensor)
 
@@ -53,6 +55,7 @@ def check_rope_to_cache(
         raise ArgumentError(f"v has {v.shape[-2]} heads, k has {k.shape[-2]}")
     _check_indices("positions", positions, q)
     _check_frequencies(inv_freq, q)
+    check_finite("attention_factor", attention_factor)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         _check_type(name, cache, q)
         if cache.dim() != 4 or cache.shape[2:] != k.shape[-2:]:
@@ -83,7 +86,12 @@ def check_rope_to_cache(
 
 
 def check_new_tokens(
-    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, inv_freq: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    inv_freq: Tensor | None,
+    attention_factor: float,
 ) -> None:
     """Raise ArgumentError where tokens' ``k`` and ``v`` fit neither ``q`` nor their cache."""
     _check_like("k", k, q)
@@ -95,6 +103,7 @@ def check_new_tokens(
             )
     if inv_freq is not None:
         _check_frequencies(inv_freq, q)
+    check_finite("attention_factor", attention_factor)
 
 
 def _check_heads(q: Tensor) -> None:

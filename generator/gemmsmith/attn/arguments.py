@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.scalars import check_finite
 from gemmsmith.written import check_written, share_elements
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -206,10 +207,12 @@ def check_numbers(
             )
         if not causal:
             raise ArgumentError("window goes with causal=True: it is a query's last keys")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ArgumentError(f"softcap is {softcap}: it must be above 0; None is no cap")
-    if scale is not None and not abs(scale) < float("inf"):
-        raise ArgumentError(f"scale is {scale}: a finite number is needed")
+    if softcap is not None:
+        if not softcap > 0:
+            raise ArgumentError(f"softcap is {softcap}: it must be above 0; None is no cap")
+        check_finite("softcap", softcap)
+    if scale is not None:
+        check_finite("scale", scale)
 
 
 def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:

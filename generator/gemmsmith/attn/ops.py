@@ -82,6 +82,7 @@ def attention(
     check_scalars("switch", causal=causal)
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
+    check_scalars("handle", kernels=kernels)
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
@@ -137,6 +138,7 @@ def attention_varlen(
     check_scalars("switch", causal=causal)
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
+    check_scalars("handle", kernels=kernels)
     given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention_varlen.default(*given))

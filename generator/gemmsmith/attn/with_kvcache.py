@@ -72,6 +72,7 @@ def attention_with_kvcache(
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
     check_scalars("number", attention_factor=attention_factor)
+    check_scalars("handle", kernels=kernels)
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, k_cache, v_cache, lengths, inv_freq, block_table)
@@ -117,7 +118,7 @@ def _checked(
         newest=Newest(k, v, inv_freq, interleaved, attention_factor),
     )
     call.check()
-    check_new_tokens(q, k, v, k_cache, inv_freq)
+    check_new_tokens(q, k, v, k_cache, inv_freq, attention_factor)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_written(name, cache)
     return call
