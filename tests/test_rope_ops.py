@@ -180,7 +180,7 @@ def test_two_names_of_one_memory_and_switches_that_are_none_are_refused() -> Non
         gemmsmith.rope(q, q, positions, frequencies)
     for given, message in (
         ((q, q, v, cache, other), "q and k are one memory"),
-        ((q, k, v, cache, cache), "k_cache and v_cache are one memory"),
+        ((q, k, v, cache, cache), "k_cache and v_cache share memory"),
     ):
         with pytest.raises(ArgumentError, match=message):
             gemmsmith.rope_to_cache(*given, positions[None], frequencies)

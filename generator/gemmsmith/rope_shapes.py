@@ -120,7 +120,8 @@ def _check_heads(q: Tensor) -> None:
 def _check_type(name: str, tensor: Tensor, q: Tensor) -> None:
     if tensor.dtype != q.dtype or tensor.device != q.device:
         raise ArgumentTypeError(
-            f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}"
+            f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: they must"
+            " agree"
         )
 
 
