@@ -40,7 +40,8 @@ def test_rope_and_a_step_have_the_same_bits(dtype: torch.dtype, to: torch.dtype)
     turned = gemmsmith.rope_frequencies(32)
 
     def made() -> list[Tensor]:
-        q, k, v, *cache = (each.clone() for each in (*x, *x[1:]))
+        q, k, v, k_cache, v_cache = (each.clone() for each in (*x, *x[1:]))
+        cache = (k_cache, v_cache)
         gemmsmith.rope(q, k, torch.arange(8), turned)
         gemmsmith.rope_to_cache(q, k, v, *cache, torch.arange(8)[None], turned)
         lengths = torch.tensor([8], dtype=torch.int32)

@@ -106,6 +106,21 @@ def check_new_tokens(
     check_finite("attention_factor", attention_factor)
 
 
+def check_frequencies(inv_freq: Tensor) -> None:
+    """Raise ArgumentError where inverse frequencies are no vector of f32 or f64."""
+    if inv_freq.dtype not in FREQUENCY_DTYPES:
+        raise ArgumentTypeError(
+            f"inv_freq is {inv_freq.dtype}; float32 or float64 is needed: in fewer bits the angles"
+            " of high positions are lost (a module's .to(dtype) rounds its buffers; make them"
+            " again from the base, for example by gemmsmith.rope_frequencies)"
+        )
+    if inv_freq.dim() != 1 or inv_freq.shape[0] == 0:
+        raise ArgumentError(
+            f"inv_freq is {tuple(inv_freq.shape)}; one dimension is needed, an element for each"
+            " pair that is rotated"
+        )
+
+
 def _check_heads(q: Tensor) -> None:
     if q.dtype not in DTYPES:
         words = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
@@ -155,15 +170,10 @@ def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _check_frequencies(inv_freq: Tensor, q: Tensor) -> None:
-    if inv_freq.dtype not in FREQUENCY_DTYPES:
-        raise ArgumentTypeError(
-            f"inv_freq is {inv_freq.dtype}; float32 or float64 is needed: in fewer bits the angles"
-            " of high positions are lost (a module's .to(dtype) rounds its buffers; make them"
-            " again from the base, for example by gemmsmith.rope_frequencies)"
-        )
+    check_frequencies(inv_freq)
     if inv_freq.device != q.device:
         raise ArgumentTypeError(f"inv_freq is on {inv_freq.device}, q is on {q.device}")
-    if inv_freq.dim() != 1 or inv_freq.shape[0] == 0 or 2 * inv_freq.shape[0] > q.shape[-1]:
+    if 2 * inv_freq.shape[0] > q.shape[-1]:
         raise ArgumentError(
             f"inv_freq is {tuple(inv_freq.shape)}; one dimension of 1 to {q.shape[-1] // 2} is"
             f" needed, half of what is rotated of head_dim {q.shape[-1]}"

@@ -93,7 +93,7 @@ class Attention(NamedTuple):
                     " each sequence"
                 )
         if self.mask is not None:
-            _check_mask(self.mask, self.q, (batch, heads, queries, self.key_length))
+            check_mask(self.mask, self.q.device, (batch, heads, queries, self.key_length))
         return tuple(self.q.shape)
 
 
@@ -231,11 +231,12 @@ def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
         )
 
 
-def _check_mask(mask: Tensor, q: Tensor, scores: tuple[int, int, int, int]) -> None:
-    if mask.device != q.device or mask.dtype not in (torch.bool, *DTYPES):
+def check_mask(mask: Tensor, device: torch.device, scores: tuple[int, int, int, int]) -> None:
+    """Raise ArgumentError where a mask does not broadcast to the scores on ``device``."""
+    if mask.device != device or mask.dtype not in (torch.bool, *DTYPES):
         raise ArgumentTypeError(
             f"mask is {mask.dtype} on {mask.device}; torch.bool (True: seen), or float16, bfloat16"
-            f" or float32 that is added to the scores, on {q.device}, is needed"
+            f" or float32 that is added to the scores, on {device}, is needed"
         )
     sizes = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask.dim() > 4 or any(
