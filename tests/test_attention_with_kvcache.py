@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -216,6 +217,8 @@ def test_named_kernels_that_do_not_fit_are_told_before_the_cache_is_written(
     assert torch.equal(kernels.attention_with_kvcache(**fitting), right)
     one = kernels["attention_fp16_d64_8x64_w1x4_s2_split_sm90a"]
     assert torch.equal(one.with_kvcache(**fitting), right)  # type: ignore[union-attr]
+    for call_of in (kernels.attention_with_kvcache, one.with_kvcache):  # type: ignore[union-attr]
+        assert list(inspect.signature(call_of).parameters)[:6] == [*call]
 
 
 def test_opcheck_and_compiled() -> None:

@@ -42,7 +42,9 @@ def attention(
         v: as ``k``.
         causal: query i sees the keys j <= i + Sk - Sq: the last query sees all of them
             (bottom-right alignment); with ``lengths``, their entries stand for Sk.
-        window: keys that a query sees, itself included; with ``causal`` only.
+        window: keys that a query sees, itself included; with ``causal`` only. Those out of its
+            sight may be read all the same: they must hold finite numbers and, with a block table,
+            lie on pages that there are.
         softcap: scores are ``softcap * tanh(score / softcap)``, after the scale.
         scale: factor of the scores; D ** -0.5 where not given.
         mask: broadcast to (B, H, Sq, Sk); bool (True: seen), or fp16, bf16 or fp32 numbers added to

@@ -61,8 +61,13 @@ def attention_with_kvcache(
             would be below 0 is kept nowhere. More than there is room for are an ArgumentError on
             the CPU; on a GPU, where none is read back, those beyond the cache's end are not kept.
         inv_freq: as :func:`gemmsmith.rope` takes it, ``interleaved`` and ``attention_factor`` too;
-            None leaves q and k as they are.
-        block_table: as in :func:`gemmsmith.attention`; ``window``, ``softcap`` and ``scale`` too.
+            None leaves q and k as they are, whatever the factor.
+        block_table: as in :func:`gemmsmith.attention`.
+        window: as in :func:`gemmsmith.attention`: keys out of its sight may be read all the same,
+            so that they must hold finite numbers and, with a block table, lie on pages that there
+            are.
+        softcap: as in :func:`gemmsmith.attention`.
+        scale: as in :func:`gemmsmith.attention`.
         constant_cache: as in :func:`gemmsmith.attention`; the promise covers ``inv_freq`` too.
         kernels: as in :func:`gemmsmith.attention`.
 
