@@ -9,6 +9,8 @@ import torch
 
 import gemmsmith
 from attention_data import check_near, exact, tokens
+from gemmsmith.attn.arguments import Attention
+from gemmsmith.attn.execute import problem_of
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 
 NAN = float("nan")
@@ -110,6 +112,17 @@ def test_numbers_and_switches_of_other_kinds_are_refused(
     longest: Any = 3.0
     with pytest.raises(ArgumentTypeError, match=r"max_q is 3\.0; a whole number is needed"):
         gemmsmith.attention_varlen(q[0], k[0], v[0], ends, ends, longest, 3)
+
+
+@pytest.mark.parametrize("window", [21, 2**31 + 3, 2**32 + 5])
+def test_a_window_that_is_wider_than_the_keys_cuts_none_in_a_kernel(window: int) -> None:
+    q, k, v = tokens(1, 20, 20, 4, 2, 64)
+    call = Attention(q, k, v, True, window, None, None, None, None, None)
+    assert problem_of(call).window == 20
+    assert torch.equal(
+        gemmsmith.attention(q, k, v, causal=True, window=window),
+        gemmsmith.attention(q, k, v, causal=True, window=20),
+    )
 
 
 def test_whole_numbers_of_a_compiled_call_may_be_symbols() -> None:

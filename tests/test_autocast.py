@@ -34,6 +34,28 @@ def test_packed_sequences_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=str)
+def test_rope_and_a_step_have_the_same_bits(dtype: torch.dtype, to: torch.dtype) -> None:
+    x = tokens(1, 8, 8, 2, 2, 64, dtype=dtype)
+    turned = gemmsmith.rope_frequencies(32)
+
+    def made() -> list[Tensor]:
+        q, k, v, k_cache, v_cache = (each.clone() for each in (*x, *x[1:]))
+        cache = (k_cache, v_cache)
+        gemmsmith.rope(q, k, torch.arange(8), turned)
+        gemmsmith.rope_to_cache(q, k, v, *cache, torch.arange(8)[None], turned)
+        lengths = torch.tensor([8], dtype=torch.int32)
+        step = gemmsmith.attention_with_kvcache(q, k, v, *cache, lengths, turned)
+        return [q, k, *cache, step]
+
+    right = made()
+    with torch.autocast("cpu", dtype=to):
+        found = made()
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_gemm_has_the_same_bits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     a, b, bias = (torch.randn(*size).to(dtype) for size in ((7, 96), (96, 16), (16,)))

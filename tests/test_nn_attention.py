@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_a_cache_of_another_model_is_refused(rotary: bool) -> None:
         with pytest.raises(ArgumentError, match=words):
             ours(x, cache=cache)
     keys = torch.full((2,), 3, dtype=torch.int32)
-    with pytest.raises(ArgumentError, match="lengths holds 3, the cache 2 keys of a sequence"):
+    with pytest.raises(ArgumentError, match="keys holds 3, the cache 2 keys of a sequence"):
         ours(x, cache=of(2, 2, KV_HEADS), keys=keys)
     with pytest.raises(ArgumentTypeError, match=r"cache is a KVCache; .* KVCache\.layer"):
         ours(x, cache=nn.KVCache(1, 2, 8, KV_HEADS, SIZE))  # type: ignore[arg-type]
@@ -202,10 +203,54 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_inputs_of_other_shapes_and_keys_of_no_cache_are_refused() -> None:
     block = nn.Attention(*layers(), heads=HEADS)
     x = numbers(1, 3, K)
-    with pytest.raises(ArgumentError, match=r"input is \(3, 'K'\); \(B, S, K\) is needed"):
+    with pytest.raises(ArgumentError, match=r"input is \(3, 48\); \(B, S, K\) is needed"):
         block(x[0])
+    for wrong in (None, "x", [1.0]):
+        with pytest.raises(ArgumentTypeError, match=r"^input is a .*, not a torch\.Tensor$"):
+            block(wrong)
+    rows = nn.QuantizedRows(x.to(torch.int8), torch.ones(1, 3), BF16)
+    with pytest.raises(ArgumentTypeError, match="input is QuantizedRows, which only an int8 block"):
+        block(rows)
     with pytest.raises(ArgumentError, match="keys counts what a cache holds: it comes with cache"):
         block(x, keys=torch.tensor([3], dtype=torch.int32))
+
+
+INT32 = torch.int32
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"residual": numbers(2, 1, K - 8)}, r"residual is \(2, 1, 40\), the output is \(2, 1, 48\)"),
+    ({"residual": numbers(1, 1, K)}, r"residual is \(1, 1, 48\), the output is \(2, 1, 48\)"),
+    (
+        {"residual": torch.zeros(2, 1, K)},
+        r"residual is torch\.float32 on cpu, the output torch\.bf",
+    ),
+    ({"residual": [0.0]}, r"residual is a list, not a torch\.Tensor"),
+    ({"residual": numbers(2, 1, K).requires_grad_()}, "residual requires grad"),
+    ({"mask": torch.zeros(2, 1, 3, 8)}, r"mask is \(2, 1, 3, 8\); it must broadcast to"),
+    ({"mask": torch.zeros(2, 1, 1, 8).int()}, r"mask is torch\.int32"),
+    ({"mask": True}, r"mask is a bool, not a torch\.Tensor"),
+    ({"mask": torch.zeros(8).requires_grad_()}, "mask requires grad"),
+    ({"keys": torch.tensor([3, 4])}, r"keys is torch\.int64 on cpu; torch\.int32 on cpu"),
+    ({"keys": torch.tensor([3], dtype=INT32)}, r"keys is \(1,\); \(2,\) is needed"),
+    ({"keys": [3, 4]}, r"keys is a list, not a torch\.Tensor"),
+    ({"keys": torch.tensor([3, 9], dtype=INT32)}, "keys holds 9, the cache 8 keys"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), UNFIT, ids=[words for _, words in UNFIT])
+@pytest.mark.parametrize("placed", [False, True], ids=["last", "positions"])
+def test_what_does_not_fit_a_call_is_refused_before_its_cache_is_written(
+    change: dict[str, Any], words: str, placed: bool
+) -> None:
+    block = nn.Attention(*layers(), heads=HEADS, rotary=nn.Rotary(torch.ones(SIZE // 2)))
+    memory = nn.KVCache(1, 2, 8, KV_HEADS, SIZE).layer(0)
+    for each in memory:
+        each.fill_(7)
+    call: dict[str, Any] = {"cache": memory, "keys": torch.tensor([3, 4], dtype=INT32)}
+    if placed:
+        call["positions"] = torch.tensor([[2], [3]])
+    with torch.enable_grad(), pytest.raises(ArgumentError, match=f"^{words}"):
+        block(numbers(2, 1, K), **{**call, **change})
+    assert all((each == 7).all() for each in memory)
 
 
 def test_options_that_no_call_takes_are_refused_when_the_block_is_made() -> None:

@@ -77,6 +77,15 @@ def test_numbers_of_other_kinds_are_refused() -> None:
         cache().layer(wrong)
     with pytest.raises(ArgumentTypeError, match=r"tokens is 8\.5; a whole number is needed"):
         cache().advance(wrong)
+    for other in ("x", None, 1.5, True):
+        with pytest.raises(ArgumentTypeError, match=r"tokens is .*; a whole number is needed"):
+            cache().claim(other)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="tokens is True; a whole number is needed"):
+        cache().advance(True)
+    with pytest.raises(ArgumentTypeError, match="most is True; a whole number is needed"):
+        cache().advance(torch.tensor([1, 1]), most=True)
+    with pytest.raises(ArgumentError, match="tokens is -1; a number from 0 up is needed"):
+        cache().claim(-1)
     with pytest.raises(ArgumentTypeError, match=r"k is a float, not a torch\.Tensor"):
         cache().append(0, wrong, wrong)
 

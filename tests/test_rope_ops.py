@@ -129,7 +129,7 @@ def test_bad_arguments_are_named() -> None:
         r"positions is \(2,\); \(2, 3\) is": (x, x, positions[:, 0], inv_freq),
         "inv_freq is torch.bfloat16; float32 or": (x, x, positions, inv_freq.to(BF16)),
         r"inv_freq is \(5,\); one dimension of 1 to 4": (x, x, positions, torch.ones(5)),
-        r"inv_freq is \(0,\); one dimension": (x, x, positions, torch.ones(0)),
+        r"inv_freq is \(0,\); one dimension is needed": (x, x, positions, torch.ones(0)),
         "k is an expanded view": (x, x[:, :, :1].expand(2, 3, 4, 8), positions, inv_freq),
         "gemmsmith.rope is forward only": (
             x.float().requires_grad_(),
@@ -180,7 +180,7 @@ def test_two_names_of_one_memory_and_switches_that_are_none_are_refused() -> Non
         gemmsmith.rope(q, q, positions, frequencies)
     for given, message in (
         ((q, q, v, cache, other), "q and k are one memory"),
-        ((q, k, v, cache, cache), "k_cache and v_cache are one memory"),
+        ((q, k, v, cache, cache), "k_cache and v_cache share memory"),
     ):
         with pytest.raises(ArgumentError, match=message):
             gemmsmith.rope_to_cache(*given, positions[None], frequencies)

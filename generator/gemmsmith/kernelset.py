@@ -184,7 +184,17 @@ class KernelSet:
 
         return attention(q, k, v, **options, kernels=self._attention.handle)
 
-    def attention_with_kvcache(self, *tensors: Tensor, **options: Any) -> Tensor:
+    def attention_with_kvcache(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        lengths: Tensor,
+        inv_freq: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Return :func:`gemmsmith.attention_with_kvcache` by this set's best attention kernel.
 
         Raises:
@@ -192,7 +202,8 @@ class KernelSet:
         """
         from gemmsmith import attention_with_kvcache
 
-        return attention_with_kvcache(*tensors, **options, kernels=self._attention.handle)
+        given = (q, k, v, k_cache, v_cache, lengths, inv_freq)
+        return attention_with_kvcache(*given, **options, kernels=self._attention.handle)
 
     def gemm(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemmsmith.autocast import without_autocast
 from gemmsmith.dense import check_dense
 from gemmsmith.errors import ArgumentError
 from gemmsmith.op_library import Op, register_ops
@@ -23,7 +24,7 @@ from gemmsmith.rope_math import angles, places, rope_frequencies, rotated
 from gemmsmith.rope_shapes import check_rope, check_rope_to_cache
 from gemmsmith.row_execute import record, run_on_cuda, say_once
 from gemmsmith.scalars import check_scalars
-from gemmsmith.written import begin_alike
+from gemmsmith.written import begin_alike, check_caches_apart
 
 __all__ = ["rope", "rope_frequencies", "rope_to_cache"]
 
@@ -133,16 +134,17 @@ def _rope(
     interleaved: bool = False,
     attention_factor: float = 1.0,
 ) -> None:
-    check_rope(q, k, positions, inv_freq)
-    _refuse_one("q", q, "k", k)
+    check_rope(q, k, positions, inv_freq, interleaved, attention_factor)
+    _refuse_one(q, k)
     positions = positions.expand(q.shape[:-2])
     if q.is_cuda and _on_cuda(
         q, k, positions, inv_freq, interleaved=interleaved, attention_factor=attention_factor
     ):
         return
-    cosine, sine = angles(positions, inv_freq, attention_factor)
-    for heads in (q, k):
-        heads.copy_(rotated(heads, cosine, sine, interleaved))
+    with without_autocast(q.device):
+        cosine, sine = angles(positions, inv_freq, attention_factor)
+        for heads in (q, k):
+            heads.copy_(rotated(heads, cosine, sine, interleaved))
     record("torch" if q.is_cuda else "cpu")
 
 
@@ -159,9 +161,21 @@ def _rope_to_cache(
     interleaved: bool = False,
     attention_factor: float = 1.0,
 ) -> None:
-    check_rope_to_cache(q, k, v, k_cache, v_cache, positions, inv_freq, slots, block_table)
-    _refuse_one("q", q, "k", k)
-    _refuse_one("k_cache", k_cache, "v_cache", v_cache)
+    check_rope_to_cache(
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        positions,
+        inv_freq,
+        slots,
+        block_table,
+        interleaved,
+        attention_factor,
+    )
+    _refuse_one(q, k)
+    check_caches_apart(k_cache, v_cache, q, k, v)
     tokens = q.shape[:-2]
     positions = positions.expand(tokens)
     slots = None if slots is None else slots.expand(tokens)
@@ -174,11 +188,12 @@ def _rope_to_cache(
     if not q.is_cuda:
         name, given = ("positions", positions) if slots is None else ("slots", slots)
         _refuse_beyond(k_cache, name, given, place.kept)
-    cosine, sine = angles(positions, inv_freq, attention_factor)
     row, slot = place.row[place.kept], place.slot[place.kept]
-    k_cache[row, slot] = rotated(k, cosine, sine, interleaved)[place.kept]
-    v_cache[row, slot] = v[place.kept]
-    q.copy_(rotated(q, cosine, sine, interleaved))
+    with without_autocast(q.device):
+        cosine, sine = angles(positions, inv_freq, attention_factor)
+        k_cache[row, slot] = rotated(k, cosine, sine, interleaved)[place.kept]
+        v_cache[row, slot] = v[place.kept]
+        q.copy_(rotated(q, cosine, sine, interleaved))
     record("torch" if q.is_cuda else "cpu")
 
 
@@ -203,11 +218,9 @@ def _on_cuda(q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, **way: A
     return True
 
 
-def _refuse_one(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    if begin_alike(tensor, other):
-        raise ArgumentError(
-            f"{name} and {other_name} are one memory: one of them would be written over the other"
-        )
+def _refuse_one(q: Tensor, k: Tensor) -> None:
+    if begin_alike(q, k):  # parts of a fused buffer would take long to tell apart
+        raise ArgumentError("q and k are one memory: one of them would be written over the other")
 
 
 def _refuse_beyond(cache: Tensor, name: str, given: Tensor, kept: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.row_shapes import DTYPES
+from gemmsmith.scalars import check_finite
 from gemmsmith.written import check_written
 
 FREQUENCY_DTYPES = (torch.float32, torch.float64)
@@ -28,6 +29,7 @@ def check_rope(
     _check_like("k", k, q)
     _check_indices("positions", positions, q)
     _check_frequencies(inv_freq, q)
+    check_finite("attention_factor", attention_factor)
     for name, tensor in (("q", q), ("k", k)):
         check_written(name, tensor)
 
@@ -53,6 +55,7 @@ def check_rope_to_cache(
         raise ArgumentError(f"v has {v.shape[-2]} heads, k has {k.shape[-2]}")
     _check_indices("positions", positions, q)
     _check_frequencies(inv_freq, q)
+    check_finite("attention_factor", attention_factor)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         _check_type(name, cache, q)
         if cache.dim() != 4 or cache.shape[2:] != k.shape[-2:]:
@@ -83,7 +86,12 @@ def check_rope_to_cache(
 
 
 def check_new_tokens(
-    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, inv_freq: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    inv_freq: Tensor | None,
+    attention_factor: float,
 ) -> None:
     """Raise ArgumentError where tokens' ``k`` and ``v`` fit neither ``q`` nor their cache."""
     _check_like("k", k, q)
@@ -95,6 +103,22 @@ def check_new_tokens(
             )
     if inv_freq is not None:
         _check_frequencies(inv_freq, q)
+    check_finite("attention_factor", attention_factor)
+
+
+def check_frequencies(inv_freq: Tensor) -> None:
+    """Raise ArgumentError where inverse frequencies are no vector of f32 or f64."""
+    if inv_freq.dtype not in FREQUENCY_DTYPES:
+        raise ArgumentTypeError(
+            f"inv_freq is {inv_freq.dtype}; float32 or float64 is needed: in fewer bits the angles"
+            " of high positions are lost (a module's .to(dtype) rounds its buffers; make them"
+            " again from the base, for example by gemmsmith.rope_frequencies)"
+        )
+    if inv_freq.dim() != 1 or inv_freq.shape[0] == 0:
+        raise ArgumentError(
+            f"inv_freq is {tuple(inv_freq.shape)}; one dimension is needed, an element for each"
+            " pair that is rotated"
+        )
 
 
 def _check_heads(q: Tensor) -> None:
@@ -111,7 +135,8 @@ def _check_heads(q: Tensor) -> None:
 def _check_type(name: str, tensor: Tensor, q: Tensor) -> None:
     if tensor.dtype != q.dtype or tensor.device != q.device:
         raise ArgumentTypeError(
-            f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}"
+            f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: they must"
+            " agree"
         )
 
 
@@ -145,15 +170,10 @@ def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _check_frequencies(inv_freq: Tensor, q: Tensor) -> None:
-    if inv_freq.dtype not in FREQUENCY_DTYPES:
-        raise ArgumentTypeError(
-            f"inv_freq is {inv_freq.dtype}; float32 or float64 is needed: in fewer bits the angles"
-            " of high positions are lost (a module's .to(dtype) rounds its buffers; make them"
-            " again from the base, for example by gemmsmith.rope_frequencies)"
-        )
+    check_frequencies(inv_freq)
     if inv_freq.device != q.device:
         raise ArgumentTypeError(f"inv_freq is on {inv_freq.device}, q is on {q.device}")
-    if inv_freq.dim() != 1 or inv_freq.shape[0] == 0 or 2 * inv_freq.shape[0] > q.shape[-1]:
+    if 2 * inv_freq.shape[0] > q.shape[-1]:
         raise ArgumentError(
             f"inv_freq is {tuple(inv_freq.shape)}; one dimension of 1 to {q.shape[-1] // 2} is"
             f" needed, half of what is rotated of head_dim {q.shape[-1]}"

@@ -31,6 +31,25 @@ def begin_alike(one: Tensor, other: Tensor) -> bool:
     return bool(one.numel() and other.numel() and one.data_ptr() == other.data_ptr())
 
 
+def check_caches_apart(k_cache: Tensor, v_cache: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ArgumentError where a cache, which is written, shares an element with another of these.
+
+    Tensors of different storages are not looked at.
+    """
+    tensors = (k_cache, v_cache, q, k, v)
+    keys, values, *read = [each.untyped_storage().data_ptr() for each in tensors]
+    if keys != values and keys not in read and values not in read:
+        return  # all but always
+    named = list(zip(("k_cache", "v_cache", "q", "k", "v"), tensors, strict=True))
+    for first, (name, cache) in enumerate(named[:2], 1):
+        for other_name, other in named[first:]:
+            if share_elements(cache, other):
+                raise ArgumentError(
+                    f"{name} and {other_name} share memory: one of them would be written over the"
+                    " other"
+                )
+
+
 def share_elements(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one dtype share an element, as strides and addresses tell.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.scalars import check_finite
 from gemmsmith.written import check_written, share_elements
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -61,18 +62,19 @@ class Attention(NamedTuple):
         Raises:
             ArgumentError: naming the argument, the value found and what is legal.
         """
-        _check_types(self.q, self.k, self.v)
+        names = ("q", "k", "v") if self.newest is None else ("q", "k_cache", "v_cache")
+        _check_types(self.q, self.k, self.v, names)
         check_numbers(self.causal, self.window, self.softcap, self.scale)
-        for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v)):
+        for name, tensor in ((names[0], self.q), (names[1], self.k), (names[2], self.v)):
             if tensor.dim() != 4:
                 axes = "pages, page size" if self.block_table is not None and name != "q" else None
                 wanted = f"({axes or 'batch, sequence'}, heads, head_dim)"
                 raise ArgumentError(f"{name} is {tuple(tensor.shape)}; {wanted} is needed")
-        _check_heads(self.q, self.k, self.v)
+        _check_heads(self.q, self.k, self.v, names)
         batch, queries, heads, _ = self.q.shape
         if self.block_table is None:
             if self.k.shape[0] != batch:
-                raise ArgumentError(f"k has batch {self.k.shape[0]}, q has {batch}")
+                raise ArgumentError(f"{names[1]} has batch {self.k.shape[0]}, q has {batch}")
         else:
             if self.lengths is None:
                 raise ArgumentError(
@@ -91,7 +93,7 @@ class Attention(NamedTuple):
                     " each sequence"
                 )
         if self.mask is not None:
-            _check_mask(self.mask, self.q, (batch, heads, queries, self.key_length))
+            check_mask(self.mask, self.q.device, (batch, heads, queries, self.key_length))
         return tuple(self.q.shape)
 
 
@@ -168,11 +170,13 @@ def check_no_overlap(out: Tensor, *read: Tensor) -> None:
         )
 
 
-def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_types(
+    q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("q", "k", "v")
+) -> None:
     if q.dtype not in DTYPES:
         words = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ArgumentTypeError(f"q is {q.dtype}; {words} are legal")
-    for name, tensor in (("k", k), ("v", v)):
+    for name, tensor in ((names[1], k), (names[2], v)):
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ArgumentTypeError(
                 f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: they"
@@ -180,17 +184,23 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_heads(
+    q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("q", "k", "v")
+) -> None:
     if k.shape != v.shape:
-        raise ArgumentError(f"k is {tuple(k.shape)}, v is {tuple(v.shape)}: they must agree")
+        raise ArgumentError(
+            f"{names[1]} is {tuple(k.shape)}, {names[2]} is {tuple(v.shape)}: they must agree"
+        )
     if q.shape[-1] == 0 or q.shape[-1] != k.shape[-1]:
         raise ArgumentError(
-            f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}: the same, from 1 up, is needed"
+            f"q has head_dim {q.shape[-1]}, {names[1]} has {k.shape[-1]}: the same, from 1 up, is"
+            " needed"
         )
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if kv_heads == 0 or heads % kv_heads:
         raise ArgumentError(
-            f"q has {heads} heads, k has {kv_heads}: each head of k serves an equal group of q's"
+            f"q has {heads} heads, {names[1]} has {kv_heads}: each head of k serves an equal group"
+            " of q's"
         )
 
 
@@ -206,10 +216,12 @@ def check_numbers(
             )
         if not causal:
             raise ArgumentError("window goes with causal=True: it is a query's last keys")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ArgumentError(f"softcap is {softcap}: it must be above 0; None is no cap")
-    if scale is not None and not abs(scale) < float("inf"):
-        raise ArgumentError(f"scale is {scale}: a finite number is needed")
+    if softcap is not None:
+        if not softcap > 0:
+            raise ArgumentError(f"softcap is {softcap}: it must be above 0; None is no cap")
+        check_finite("softcap", softcap)
+    if scale is not None:
+        check_finite("scale", scale)
 
 
 def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
@@ -219,11 +231,12 @@ def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
         )
 
 
-def _check_mask(mask: Tensor, q: Tensor, scores: tuple[int, int, int, int]) -> None:
-    if mask.device != q.device or mask.dtype not in (torch.bool, *DTYPES):
+def check_mask(mask: Tensor, device: torch.device, scores: tuple[int, int, int, int]) -> None:
+    """Raise ArgumentError where a mask does not broadcast to the scores on ``device``."""
+    if mask.device != device or mask.dtype not in (torch.bool, *DTYPES):
         raise ArgumentTypeError(
             f"mask is {mask.dtype} on {mask.device}; torch.bool (True: seen), or float16, bfloat16"
-            f" or float32 that is added to the scores, on {q.device}, is needed"
+            f" or float32 that is added to the scores, on {device}, is needed"
         )
     sizes = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask.dim() > 4 or any(

@@ -37,7 +37,17 @@ class ExactAttention:
 
         return attention(q, k, v, **options, kernels=self.handle)
 
-    def with_kvcache(self, *tensors: Tensor, **options: Any) -> Tensor:
+    def with_kvcache(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        lengths: Tensor,
+        inv_freq: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Return :func:`gemmsmith.attention_with_kvcache` by this kernel; arguments are its own.
 
         Raises:
@@ -45,7 +55,8 @@ class ExactAttention:
         """
         from gemmsmith import attention_with_kvcache
 
-        return attention_with_kvcache(*tensors, **options, kernels=self.handle)
+        given = (q, k, v, k_cache, v_cache, lengths, inv_freq)
+        return attention_with_kvcache(*given, **options, kernels=self.handle)
 
     def varlen(
         self,

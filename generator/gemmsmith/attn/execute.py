@@ -158,16 +158,17 @@ def _torch_alone(call: Attention | PackedAttention) -> str:
 def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
     """Return what a checked call asks of a kernel."""
     dense = isinstance(call, Attention)
+    keys = call.key_length if isinstance(call, Attention) else call.max_k
     return AttentionProblem(
         dtype=TORCH_DTYPES[call.q.dtype],
         batch=call.q.shape[0] if isinstance(call, Attention) else call.cu_q.shape[0] - 1,
         queries=call.q.shape[1] if isinstance(call, Attention) else call.max_q,
-        keys=call.key_length if isinstance(call, Attention) else call.max_k,
+        keys=keys,
         heads=call.q.shape[-2],
         kv_heads=call.k.shape[-2],
         head_dim=call.q.shape[-1],
         causal=call.causal,
-        window=call.window or 0,
+        window=min(call.window or 0, keys),  # a wider one cuts nothing, and may be of 64 bits
         paged=isinstance(call, Attention) and call.block_table is not None,
         constant_cache=isinstance(call, Attention) and call.constant_cache,
         appends=isinstance(call, Attention) and call.newest is not None,

@@ -42,7 +42,9 @@ def attention(
         v: as ``k``.
         causal: query i sees the keys j <= i + Sk - Sq: the last query sees all of them
             (bottom-right alignment); with ``lengths``, their entries stand for Sk.
-        window: keys that a query sees, itself included; with ``causal`` only.
+        window: keys that a query sees, itself included; with ``causal`` only. Those out of its
+            sight may be read all the same: they must hold finite numbers and, with a block table,
+            lie on pages that there are.
         softcap: scores are ``softcap * tanh(score / softcap)``, after the scale.
         scale: factor of the scores; D ** -0.5 where not given.
         mask: broadcast to (B, H, Sq, Sk); bool (True: seen), or fp16, bf16 or fp32 numbers added to
@@ -82,6 +84,7 @@ def attention(
     check_scalars("switch", causal=causal)
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
+    check_scalars("handle", kernels=kernels)
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, causal, window, softcap, scale, mask, lengths, block_table)
@@ -137,6 +140,7 @@ def attention_varlen(
     check_scalars("switch", causal=causal)
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
+    check_scalars("handle", kernels=kernels)
     given = (q, k, v, cu_q, cu_k, max_q, max_k, causal, window, softcap, scale, kernels)
     if out is None:
         return cast(Tensor, torch.ops.gemmsmith.attention_varlen.default(*given))

@@ -11,13 +11,14 @@ from gemmsmith import rope_ops as _rope_ops  # noqa: F401  registers the ops
 from gemmsmith.attn import op as _op  # noqa: F401  likewise
 from gemmsmith.attn.arguments import Attention, Newest
 from gemmsmith.attn.execute import append_and_attend, refuse_misfit
+from gemmsmith.attn.with_torch import check_pages
 from gemmsmith.constant import is_promised
 from gemmsmith.dense import check_dense
 from gemmsmith.errors import ArgumentError
 from gemmsmith.op_library import Op, register_ops
 from gemmsmith.rope_shapes import check_new_tokens
 from gemmsmith.scalars import check_scalars
-from gemmsmith.written import begin_alike, check_written
+from gemmsmith.written import check_caches_apart, check_written
 
 __all__ = ["attention_with_kvcache"]
 
@@ -47,6 +48,9 @@ def attention_with_kvcache(
     stays as it is. With one token a sequence both are one kernel, to which no other has to bring
     the cache up to date; else, and where no kernel takes the call, they are two.
 
+    Under ``torch.compile`` with dynamic shapes let each cache be a tensor of its own: inductor
+    drops the offset of a view that an op writes (https://github.com/pytorch/pytorch/issues/198068).
+
     Args:
         q: (B, S, H, D), fp16, bf16 or fp32; views of a fused qkv buffer are fine.
         k: (B, S, Hkv, D), the keys of these tokens, of q's dtype, not yet rotated.
@@ -54,10 +58,16 @@ def attention_with_kvcache(
         k_cache: (B, capacity, Hkv, D), or with ``block_table`` (pages, page size, Hkv, D).
         v_cache: likewise.
         lengths: (B,) int32, the keys of each sequence, these S among them. A token whose place
-            would be below 0 is kept nowhere; on a GPU neither is one beyond the cache's end.
+            would be below 0 is kept nowhere. More than there is room for are an ArgumentError on
+            the CPU; on a GPU, where none is read back, those beyond the cache's end are not kept.
         inv_freq: as :func:`gemmsmith.rope` takes it, ``interleaved`` and ``attention_factor`` too;
-            None leaves q and k as they are.
-        block_table: as in :func:`gemmsmith.attention`; ``window``, ``softcap`` and ``scale`` too.
+            None leaves q and k as they are, whatever the factor.
+        block_table: as in :func:`gemmsmith.attention`.
+        window: as in :func:`gemmsmith.attention`: keys out of its sight may be read all the same,
+            so that they must hold finite numbers and, with a block table, lie on pages that there
+            are.
+        softcap: as in :func:`gemmsmith.attention`.
+        scale: as in :func:`gemmsmith.attention`.
         constant_cache: as in :func:`gemmsmith.attention`; the promise covers ``inv_freq`` too.
         kernels: as in :func:`gemmsmith.attention`.
 
@@ -72,6 +82,8 @@ def attention_with_kvcache(
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
     check_scalars("number", attention_factor=attention_factor)
+    if type(kernels) is not str:
+        check_scalars("handle", kernels=kernels)
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, k_cache, v_cache, lengths, inv_freq, block_table)
@@ -117,7 +129,7 @@ def _checked(
         newest=Newest(k, v, inv_freq, interleaved, attention_factor),
     )
     call.check()
-    check_new_tokens(q, k, v, k_cache, inv_freq)
+    check_new_tokens(q, k, v, k_cache, inv_freq, attention_factor)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_written(name, cache)
     return call
@@ -125,10 +137,8 @@ def _checked(
 
 def _run(q: Tensor, *args: Any) -> Tensor:
     call = _checked(q, *args)
-    if begin_alike(call.k, call.v):
-        raise ArgumentError(
-            "k_cache and v_cache are one memory: one of them would be written over the other"
-        )
+    assert call.newest is not None, "the call appends"
+    check_caches_apart(call.k, call.v, q, call.newest.k, call.newest.v)
     refuse_misfit(call._replace(newest=None))
     if q.is_cuda and q.numel() and q.shape[1] == 1:
         out = q.new_empty(q.shape)
@@ -142,16 +152,16 @@ def _in_two(call: Attention) -> Tensor:
     newest = call.newest
     assert newest is not None, "the call appends"
     assert call.lengths is not None, "the call is checked"
-    if not call.q.is_cuda and bool((call.lengths > call.key_length).any()):
-        raise ArgumentError(
-            f"lengths holds {int(call.lengths.max())}, the cache {call.key_length} keys of a"
-            " sequence: the newest have no place in it"
-        )
+    if not call.q.is_cuda:
+        check_room("lengths", call.lengths, call.key_length)
+        if call.block_table is not None:
+            check_pages("k_cache", call.k, call.lengths, call.block_table)
     q, tokens = call.q.clone(), call.q.shape[1]
     positions = call.lengths[:, None] + torch.arange(-tokens, 0, device=q.device)
-    turned = newest.inv_freq
+    turned, factor = newest.inv_freq, newest.attention_factor
     if turned is None:  # by nothing: it is the kernel that leaves tokens out without a wait
-        turned = torch.zeros(1 if q.shape[-1] > 1 else 0, device=q.device)
+        turned = torch.zeros(1, dtype=torch.float32, device=q.device)
+        factor = 1.0
     torch.ops.gemmsmith.rope_to_cache.default(
         q,
         newest.k,
@@ -163,10 +173,22 @@ def _in_two(call: Attention) -> Tensor:
         None,
         call.block_table,
         newest.interleaved,
-        newest.attention_factor,
+        factor,
     )
     given = (q, *call[1:-1])
     return cast(Tensor, torch.ops.gemmsmith.attention.default(*given))
+
+
+def check_room(name: str, lengths: Tensor, room: int) -> None:
+    """Raise ArgumentError where ``lengths``, on the CPU, count more keys than a cache has room for.
+
+    They are those of each sequence with the newest among them, told by ``name``.
+    """
+    if bool((lengths > room).any()):
+        raise ArgumentError(
+            f"{name} holds {int(lengths.max())}, the cache {room} keys of a sequence: the newest"
+            " have no place in it"
+        )
 
 
 def _fake(q: Tensor, *args: Any) -> Tensor:

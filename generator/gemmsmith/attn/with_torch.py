@@ -72,6 +72,27 @@ def attend_packed(call: PackedAttention) -> Tensor:
     return _with_mask(dense, dense.k, dense.v, seen)[0]
 
 
+def check_pages(name: str, cache: Tensor, lengths: Tensor, block_table: Tensor) -> None:
+    """Raise ArgumentError where ``lengths`` count a page that there is not in the cache ``name``.
+
+    It reads tensors back, so that it is for those on the CPU.
+    """
+    pages = cache.shape[0]
+    used = _used(cache, lengths, block_table)
+    missing = block_table[used & ((block_table < 0) | (block_table >= pages))]
+    if missing.numel():
+        raise ArgumentError(
+            f"block_table holds {int(missing[0])} for a page that lengths count; {name} has {pages}"
+            " pages, counted from 0"
+        )
+
+
+def _used(cache: Tensor, lengths: Tensor, block_table: Tensor) -> Tensor:
+    """Return which pages of each sequence its length counts, (batch, pages)."""
+    places = torch.arange(block_table.shape[1], device=block_table.device)
+    return places * cache.shape[1] < lengths[:, None]
+
+
 def _gathered(call: Attention, block_table: Tensor) -> tuple[Tensor, Tensor]:
     """Return k and v of (batch, keys, …) from their pages; of unused ones, page 0.
 
@@ -79,18 +100,10 @@ def _gathered(call: Attention, block_table: Tensor) -> tuple[Tensor, Tensor]:
         ArgumentError: on the CPU, where a page is used that there is not.
     """
     assert call.lengths is not None, "checked: paged calls have lengths"
-    places = torch.arange(block_table.shape[1], device=block_table.device)
-    used = places * call.k.shape[1] < call.lengths[:, None]
-    table = torch.where(used, block_table.long(), 0)
-    pages = call.k.shape[0]
     if not call.k.is_cuda:  # a GPU would have to be waited for
-        missing = table[used & ((table < 0) | (table >= pages))]
-        if missing.numel():
-            raise ArgumentError(
-                f"block_table holds {int(missing[0])} for a page that lengths count; k has {pages}"
-                " pages, counted from 0"
-            )
-    if pages == 0:
+        check_pages("k", call.k, call.lengths, block_table)
+    table = torch.where(_used(call.k, call.lengths, block_table), block_table.long(), 0)
+    if call.k.shape[0] == 0:
         empty = call.k.new_zeros(table.shape[0], call.key_length, *call.k.shape[2:])
         return empty, empty
     return call.k[table].flatten(1, 2), call.v[table].flatten(1, 2)

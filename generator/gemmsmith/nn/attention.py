@@ -12,7 +12,16 @@ from gemmsmith.attn.arguments import check_numbers
 from gemmsmith.attn.ops import attention
 from gemmsmith.attn.with_kvcache import attention_with_kvcache
 from gemmsmith.constant import is_promised
-from gemmsmith.errors import ArgumentError, ArgumentTypeError
+from gemmsmith.errors import ArgumentError
+from gemmsmith.nn.attention_checks import (
+    check_cache,
+    check_keys,
+    check_reads,
+    check_residual,
+    check_rotary,
+    check_sight,
+    rows_of,
+)
 from gemmsmith.nn.cache import KeysValues
 from gemmsmith.nn.checks import check_counts
 from gemmsmith.nn.int8 import Int8Linear, QuantizedRows
@@ -145,12 +154,13 @@ class Attention(torch.nn.Module):
             raise ArgumentError(f"{heads} heads are no multiple of the {kv_heads} of k and v")
         if o.in_features != heads * size:
             raise ArgumentError(f"o takes {o.in_features} features, {heads * size} come")
-        _check_rotary(rotary, size)
+        check_rotary(rotary, size)
         self.qkv, self.o, self.rotary = qkv, o, rotary
         # Without RoPE, tokens turned by nothing take the same kernel to the cache: it leaves out
         # those that are below 0 without waiting for a GPU.
         if rotary is None:
-            self._still = Rotary(torch.zeros(1, device=qkv.weight.device))
+            zero = torch.zeros(1, dtype=torch.float64, device=qkv.weight.device)
+            self._still = Rotary(zero)
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
         self.causal, self.window, self.softcap, self.scale = causal, window, softcap, scale
 
@@ -215,11 +225,14 @@ class Attention(torch.nn.Module):
             residual: (B, S, N), added before the result is rounded.
 
         Raises:
-            ArgumentError: from the ops: a gradient is asked for, or shapes do not fit.
+            ArgumentError: naming the argument, before the cache is written: a gradient is asked
+                for, or shapes do not fit.
         """
+        o = self.o  # a module looks for its attributes at length
+        if residual is not None:
+            check_residual(residual, rows_of(input), input.dtype, o.out_features)
         y = self.context(input, positions, cache=cache, keys=keys, mask=mask)  # (B, S, H D)
-        y = self.o.product(self.o.padded(y), residual=self.o.widened(residual))
-        return self.o.unpadded(y)  # (B, S, N)
+        return o.unpadded(o.product(o.padded(y), residual=o.widened(residual)))  # (B, S, N)
 
     def context(
         self,
@@ -231,17 +244,23 @@ class Attention(torch.nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """Return what the last product reads, (B, S, H * D); arguments are those of forward."""
-        qkv = self.qkv.product(self.qkv.padded(input))
-        qkv = self.qkv.unpadded(qkv)  # (B, S, (H + 2 Hkv) D)
+        layer, rows = self.qkv, rows_of(input)
+        check_reads(layer, input)
+        if keys is not None:
+            if cache is None:
+                raise ArgumentError("keys counts what a cache holds: it comes with cache")
+            check_cache(cache, None)
+            check_keys(keys, rows, cache)
+        elif cache is not None:
+            check_cache(cache, rows.shape[1])
+        if mask is not None:
+            seen = rows.shape[1] if cache is None or keys is None else cache.k.shape[1]
+            check_sight(mask, rows, self.heads, seen)
+        qkv = layer.unpadded(layer.product(layer.padded(input)))  # (B, S, (H + 2 Hkv) D)
         q, k, v = self.split(qkv)  # (B, S, H, D) and twice (B, S, Hkv, D): views
-        if q.dim() != 4:
-            raise ArgumentError(f"input is {(*q.shape[:-2], 'K')}; (B, S, K) is needed")
-        if keys is not None and cache is None:
-            raise ArgumentError("keys counts what a cache holds: it comes with cache")
         if keys is not None and positions is None:
             if self.causal and mask is None:
                 assert cache is not None, "keys comes with it"
-                _check_cache(cache, None)
                 return self.step(cache, q, k, v, keys).flatten(-2)
             positions = keys[:, None] + torch.arange(-q.shape[1], 0, device=q.device)  # (B, S)
         if positions is None:
@@ -249,7 +268,6 @@ class Attention(torch.nn.Module):
         if cache is None:
             self._rotate(q, k, positions)
         else:
-            _check_cache(cache, None if keys is not None else q.shape[1])
             self.keep(cache, q, k, v, positions)
             k, v = cache if keys is not None else (memory[:, : q.shape[1]] for memory in cache)
         return self.attend(q, k, v, keys, mask).flatten(-2)
@@ -358,29 +376,6 @@ class Int8Attention(Attention):
     def hold(self, qkv: PreparedLinear, o: PreparedLinear, **options: Any) -> None:
         """Make the layers, quantised where they are not yet, those of the block."""
         super().hold(_int8(qkv), _int8(o), **options)
-
-
-def _check_rotary(rotary: object, size: int) -> None:
-    if rotary is None:
-        return
-    if not isinstance(rotary, Rotary):
-        raise ArgumentTypeError(
-            f"rotary is a {type(rotary).__name__}; a gemmsmith.nn.Rotary is needed, or None"
-        )
-    turned = 2 * rotary.inv_freq.shape[0]
-    if turned > size:
-        raise ArgumentError(f"rotary turns {turned} elements of a head, which has {size}")
-
-
-def _check_cache(cache: object, first: int | None) -> None:
-    """Raise ArgumentError where it is no layer's memory, or too short for ``first`` tokens."""
-    if not isinstance(cache, KeysValues):
-        raise ArgumentTypeError(
-            f"cache is a {type(cache).__name__}; the memory of one layer is needed, as"
-            " KVCache.layer(index) gives it"
-        )
-    if first is not None and first > cache.k.shape[1]:
-        raise ArgumentError(f"the cache holds {cache.k.shape[1]} tokens; {first} do not fit")
 
 
 def _int8(layer: PreparedLinear) -> Int8Linear:

@@ -109,6 +109,9 @@ class KVCache:
         Raises:
             ArgumentError: where they do not.
         """
+        check_counts(tokens=tokens)
+        if tokens < 0:
+            raise ArgumentError(f"tokens is {tokens}; a number from 0 up is needed")
         if self.longest + tokens > self.capacity:
             raise ArgumentError(
                 f"the cache holds {self.capacity} tokens of a sequence; {self.longest} are there"
@@ -128,12 +131,11 @@ class KVCache:
         """
         if isinstance(tokens, Tensor) and most is None:
             raise ArgumentError("tokens on the device come with most, the largest of them")
-        if not isinstance(tokens, (int, Tensor)):
-            raise ArgumentTypeError(f"tokens is {tokens!r}; a whole number is needed, or a tensor")
-        count = tokens if isinstance(tokens, int) else int(most or 0)
-        if count < 0:
-            name = "tokens" if isinstance(tokens, int) else "most"
-            raise ArgumentError(f"{name} is {count}; a number from 0 up is needed")
+        if isinstance(tokens, Tensor):
+            check_counts(most=most)
+            if most is not None and most < 0:
+                raise ArgumentError(f"most is {most}; a number from 0 up is needed")
+        count: Any = most if isinstance(tokens, Tensor) else tokens
         self.claim(count)
         if isinstance(tokens, Tensor):
             check_integers("tokens", tokens, (self.batch,), self.lengths.device)

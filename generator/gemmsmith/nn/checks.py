@@ -8,7 +8,7 @@ from torch import Tensor
 from gemmsmith.errors import ArgumentError, ArgumentTypeError
 from gemmsmith.rope_shapes import INDEX_DTYPES
 
-__all__ = ["check_counts", "check_integers", "check_within"]
+__all__ = ["check_counts", "check_integers", "check_within", "is_readable"]
 
 
 def check_counts(**counts: object) -> None:
@@ -44,11 +44,14 @@ def check_integers(
         raise ArgumentError(f"{name} is {shape}; ({words}) is needed")
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether values can be looked at now, without waiting for a GPU."""
+    return tensor.is_cpu and type(tensor) is Tensor and not torch.compiler.is_compiling()
+
+
 def check_within(name: str, tensor: Tensor, least: int, most: int) -> None:
     """Raise ArgumentError where a value lies beyond; those on a GPU are not read back."""
-    if torch.compiler.is_compiling() or type(tensor) is not Tensor or not tensor.is_cpu:
-        return
-    if tensor.numel() == 0:
+    if not is_readable(tensor) or tensor.numel() == 0:
         return
     low, high = map(int, tensor.aminmax())
     if low < least or high > most:

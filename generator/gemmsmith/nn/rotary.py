@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gemmsmith.dense import check_dense
 from gemmsmith.errors import ArgumentError
 from gemmsmith.rope_math import rope_frequencies
+from gemmsmith.rope_shapes import check_frequencies
+from gemmsmith.scalars import check_finite, check_scalars
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,6 +69,9 @@ class Rotary(torch.nn.Module):
         inv_freq: radians a position, f32 or f64, one for each pair of elements that is rotated.
         interleaved: pairs are neighbours (2i, 2i + 1); without it, halves (i, i + rotary / 2).
         attention_factor: cosine and sine are multiplied by it.
+
+    Raises:
+        ArgumentError: naming the argument, the value found and what is legal.
     """
 
     inv_freq: Tensor
@@ -75,6 +81,11 @@ class Rotary(torch.nn.Module):
         self, inv_freq: Tensor, *, interleaved: bool = False, attention_factor: float = 1.0
     ) -> None:
         super().__init__()
+        check_dense(inv_freq=inv_freq)
+        check_frequencies(inv_freq)
+        check_scalars("switch", interleaved=interleaved)
+        check_scalars("number", attention_factor=attention_factor)
+        check_finite("attention_factor", attention_factor)
         self.register_buffer("inv_freq", inv_freq.detach().double(), persistent=False)
         self.interleaved = interleaved
         self.attention_factor = attention_factor
