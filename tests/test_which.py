@@ -135,13 +135,13 @@ def test_an_entry_is_shown_with_its_timings_and_bucket(file: Path) -> None:
     assert (small.a, large.a) == (BF16, BF16)
     rows = [timing(large, 1.25, swizzle=4, low=1.24, high=1.26), timing(small, 1.1)]
     path = table(own_tables() / "h200.yaml", entry(rows))
-    told = asked(70, 4096, 4096, file)
+    told = asked(66, 4096, 4096, file)
     assert (told["source"], told["choice"], told["bucket"]) == ("table", large.name, 64)
     assert told["tuning"] == {"raster": 0, "swizzle": 4, "splits": 0}
     assert told["table"] == str(path)
     assert [each["ratio"] for each in told["timings"]] == [1.25, 1.1]
-    assert asked(70, 4096, 4096, file, "--sms", 114)["source"] == "estimate"
-    text = CliRunner().invoke(app, ["which", "70", "4096", "4096", str(file)]).stdout
+    assert asked(66, 4096, 4096, file, "--sms", 114)["source"] == "estimate"
+    text = CliRunner().invoke(app, ["which", "66", "4096", "4096", str(file)]).stdout
     assert f"choice: {large.name} swizzle=4, not built yet" in text
     assert f"     16.0 µs  1.250 [1.240, 1.260]  {large.name} swizzle=4" in text
 

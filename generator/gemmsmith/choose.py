@@ -89,7 +89,7 @@ SPARE_NODE = 1.004  # one more node in the epilogue's tree that the call leaves 
 MOST_PADDING = 1.02  # tiles with those that only fill up groups, over tiles without
 SHARPNESS = 4.88  # how nearly the tightest limit alone decides (a p-norm's p)
 FITTING = 3.5  # µs outside its main loops of a call whose tiles fit
-UNSUITED = 1.2  # times as long as such a call, from where on torch is the safer choice ...
+UNSUITED = 1.25  # times as long as such a call, from where on torch is the safer choice ...
 JUDGED_FROM = 8.5  # ... for calls with so many µs of main loops
 
 

@@ -31,7 +31,8 @@ from gemmsmith.tuned import (
 from gemmsmith.tuned_file import read_table
 
 EMPTIER = 1.1  # tiles of rows for each row, over those at the bucket, up to which timings hold
-NEARLY = 1.15  # of the bucket's rows: so near a call is to it that torch's lead there counts here
+NEARLY = 1.08  # of the bucket's rows: so near a call is to it that what was fastest there counts
+FEW_ROWS = 64  # up to here the weights must be read whatever the tiles
 MANY_ROWS = 2048  # from here on a last tile matters little
 _SUFFIXES = (".yaml", ".yml")
 
@@ -83,7 +84,8 @@ class Tables:
 
         ``specs`` are the kernels there are, by name; ``torch`` says whether torch may run. What
         does not fit, or was edited since, is left out. It ends before what a number of rows beside
-        the bucket's makes another matter: three tiles for 300 rows where 256 had two.
+        the bucket's makes another matter: three tiles for 300 rows where 256 had two, or two that
+        330 rows leave emptier than 384 did.
         """
         found = self.find(problem)
         if found is None:
@@ -110,15 +112,21 @@ class Tables:
 
 
 def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
-    """Whether a timing at the entry's rows holds at ``m``: tiles are as full as there."""
+    """Whether a timing at the entry's rows holds at ``m``: tiles are as full as there, and between
+    few rows and many none of another width may fit better."""
+    if FEW_ROWS < m < MANY_ROWS and not _near(entry, m):
+        return False
     there, here = tiles_of_rows(spec, entry.m), tiles_of_rows(spec, m)
     return there == here or here * entry.m <= EMPTIER * there * m
 
 
 def _torch_carries_over(entry: Entry, m: int) -> bool:
     """Whether torch's lead at the entry's rows may be one at ``m``; its tiles are not known."""
-    nearly = max(m, entry.m) <= NEARLY * min(m, entry.m)
-    return nearly or min(m, entry.m) >= MANY_ROWS
+    return _near(entry, m) or min(m, entry.m) >= MANY_ROWS
+
+
+def _near(entry: Entry, m: int) -> bool:
+    return max(m, entry.m) <= NEARLY * min(m, entry.m)
 
 
 def own_tables() -> Path:
