@@ -141,6 +141,9 @@ def test_an_entry_is_shown_with_its_timings_and_bucket(file: Path) -> None:
     assert told["table"] == str(path)
     assert [each["ratio"] for each in told["timings"]] == [1.25, 1.1]
     assert asked(66, 4096, 4096, file, "--sms", 114)["source"] == "estimate"
+    beside = asked(76, 4096, 4096, file)
+    assert (beside["source"], beside["bucket"]) == ("estimate", 64)
+    assert "the entry does not count at 76 rows: other widths may fit better" in beside["notes"]
     text = CliRunner().invoke(app, ["which", "66", "4096", "4096", str(file)]).stdout
     assert f"choice: {large.name} swizzle=4, not built yet" in text
     assert f"     16.0 µs  1.250 [1.240, 1.260]  {large.name} swizzle=4" in text

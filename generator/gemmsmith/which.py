@@ -94,6 +94,11 @@ def explain_choice(
     ranked = rank(fitting, problem, sm_count)
     named = {spec.name: spec for spec in specs}
     told = next(tables.choices(problem, named, torch=torch_may_run), None)
+    notes = _notes(tables, found, specs, problem, gpu, sm_count)
+    if told is None and found is not None and found.entry.m != problem.m:
+        notes.insert(
+            0, f"the entry does not count at {problem.m} rows: other widths may fit better"
+        )
     built = find_built([*fitting, *([told.spec] if isinstance(told, Choice) else [])])
     candidates = tuple(
         _candidate(choice, problem, sm_count, built=choice.spec in built)
@@ -127,7 +132,7 @@ def explain_choice(
         reason=reason,
         built=choice in {spec.name for spec in built},
         table=str(found.path) if found else "",
-        notes=tuple(_notes(tables, found, specs, problem, gpu, sm_count)),
+        notes=tuple(notes),
         torch_us=found.entry.torch if found else None,
         timings=tuple(found.entry.order()) if found else (),
         candidates=candidates,
