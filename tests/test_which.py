@@ -147,6 +147,9 @@ def test_an_entry_is_shown_with_its_timings_and_bucket(file: Path) -> None:
     text = CliRunner().invoke(app, ["which", "66", "4096", "4096", str(file)]).stdout
     assert f"choice: {large.name} swizzle=4, not built yet" in text
     assert f"     16.0 µs  1.250 [1.240, 1.260]  {large.name} swizzle=4" in text
+    gone = timing(large, 1.25).model_copy(update={"kernel": "gone@12345678"})
+    table(own_tables() / "h200.yaml", entry([gone]))
+    assert not any("does not count" in note for note in asked(76, 4096, 4096, file)["notes"])
 
 
 def test_who_promises_a_constant_weight_is_told_of_the_kernels_for_it(tmp_path: Path) -> None:

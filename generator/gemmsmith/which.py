@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ def explain_choice(
     named = {spec.name: spec for spec in specs}
     told = next(tables.choices(problem, named, torch=torch_may_run), None)
     notes = _notes(tables, found, specs, problem, gpu, sm_count)
-    if told is None and found is not None and found.entry.m != problem.m:
+    if told is None and _counts_elsewhere(found, fitting, problem, torch=torch_may_run):
         notes.insert(
             0, f"the entry does not count at {problem.m} rows: other widths may fit better"
         )
@@ -154,6 +154,17 @@ def _candidate(choice: Choice, problem: GemmProblem, sm_count: int, *, built: bo
         waves=waves(spec, problem, sm_count),
         built=built,
     )
+
+
+def _counts_elsewhere(
+    found: Found | None, specs: Iterable[KernelSpec], problem: GemmProblem, *, torch: bool
+) -> bool:
+    """Whether an entry, for another number of rows, knows one of ``specs`` or prefers torch."""
+    if found is None or found.entry.m == problem.m:
+        return False
+    timed = {timing.kernel for timing in found.entry.timings}
+    known = any(timed_as(spec, found.entry.a) in timed for spec in specs)
+    return known or (torch and found.entry.winner == TORCH)
 
 
 def _notes(
