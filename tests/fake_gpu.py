@@ -166,7 +166,6 @@ def fake_gpu(kernel: Kernel, patch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu(kernel)
     patch.setattr(launch, "raw_stream", lambda index: STREAM)
     patch.setattr(launch, "current_device", lambda: -1)  # the index of CPU tensors
-    patch.setattr(execute, "current_device", lambda: -1)
     patch.setattr(execute, "_device", lambda index: SOME_HOPPER)
     patch.setattr(execute, "_selection", lambda kernels, device: gpu)
     patch.setattr(gemm_op, "_on_gpu", lambda tensor: True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -16,7 +15,7 @@ from gemmsmith.choose import Tuning
 from gemmsmith.errors import UnknownArchitectureError
 from gemmsmith.finish import Finish
 from gemmsmith.kernelset import default_kernels
-from gemmsmith.launch import LaunchRecord, Ready, current_device, prepare, queue
+from gemmsmith.launch import LaunchRecord, Ready, on_device_of, prepare, queue
 from gemmsmith.launcher import CHECKED
 from gemmsmith.operands import TORCH_DTYPES, Operands, operands
 from gemmsmith.problem import GemmProblem
@@ -56,7 +55,7 @@ def run_settled(call: Arguments, out: Tensor | None) -> Tensor | None:
 
     Unlike :func:`direct.launch` it runs on devices that are not the current one.
     """
-    with _on_device_of(call.a):
+    with on_device_of(call.a):
         return direct.launch(*_settled(call), out, CHECKED)
 
 
@@ -73,7 +72,7 @@ def run_on_cuda(call: Arguments, out: Tensor, *, fresh: bool) -> None:
     if out.numel() == 0:
         _record(_EMPTY)
         return
-    with _on_device_of(call.a):
+    with on_device_of(call.a):
         known = direct.table().find(*_settled(call), None if fresh else out, CHECKED)
         if known is not None and known.reason:  # torch takes it
             fall_back(call, finish, out)
@@ -130,12 +129,6 @@ def _whole(call: Arguments, out: Tensor) -> tuple[int, ...]:
     """Return the addresses of the call in the order of the interface, if nothing is copied."""
     addresses = call.addresses
     return (*addresses[:4], out.data_ptr(), *addresses[4:])
-
-
-def _on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    if tensor.get_device() == current_device():
-        return nullcontext()
-    return torch.cuda.device(tensor.device)
 
 
 def _planned(call: Arguments, finish: Finish, out: Tensor) -> tuple[Operands | None, Plan | str]:

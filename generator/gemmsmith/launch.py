@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError
@@ -112,6 +114,13 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _withou
 """Returns torch's current CUDA device, without the checks of ``torch.cuda.current_device``."""
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _without_cuda)
 """Returns the address of the current stream of a device."""
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which the GPU of ``tensor`` is the current one."""
+    if tensor.get_device() == current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def refuse(kernel: Kernel, status: int, call: Call) -> NoReturn:

@@ -20,7 +20,7 @@ from gemmsmith.attn.with_torch import attend, attend_packed
 from gemmsmith.autocast import without_autocast
 from gemmsmith.choose import Tuning
 from gemmsmith.errors import LaunchError, NoKernelError, UnknownArchitectureError
-from gemmsmith.launch import LaunchRecord, current_device, raw_stream
+from gemmsmith.launch import LaunchRecord, on_device_of, raw_stream
 from gemmsmith.launcher import AttentionCall, AttentionKernel
 from gemmsmith.operands import TORCH_DTYPES
 from gemmsmith.shelf import AttentionShelf
@@ -40,27 +40,20 @@ def run(call: Attention | PackedAttention, out: Tensor) -> None:
     elif not out.is_cuda:
         _in_torch(call, out)
         _record("cpu", "the tensors are on the CPU")
-    elif out.get_device() == current_device():
-        _on_gpu(call, out)
     else:
-        with torch.cuda.device(out.device):
+        with on_device_of(out):
             _on_gpu(call, out)
 
 
 def _on_gpu(call: Attention | PackedAttention, out: Tensor) -> None:
-    index = out.get_device()
-    # Kept until the launch: what it copied must not be memory for others.
-    call = _laid_out(_promised(call))
-    found = _planned(call, out, index)
-    if isinstance(found, str) and call.kernels:
-        raise NoKernelError(f"{attention_selection(call.kernels).label}: {found}")
-    if isinstance(found, str):
-        _say_once(found)
-        _in_torch(call, out)
-        _record("torch", found)
+    reason = _queued(call, out)
+    if not reason:
         return
-    launch_attention(*found, out.device)
-    _record(found[0].name)
+    if call.kernels:
+        raise NoKernelError(f"{attention_selection(call.kernels).label}: {reason}")
+    _say_once(reason)
+    _in_torch(call, out)
+    _record("torch", reason)
 
 
 def append_and_attend(call: Attention, out: Tensor) -> bool:
@@ -69,19 +62,28 @@ def append_and_attend(call: Attention, out: Tensor) -> bool:
     False where no kernel does, and nothing is done.
 
     Raises:
+        NoKernelError: where the call names kernels that do not append so.
         LaunchError: where CUDA refuses.
     """
-    with torch.cuda.device(out.device):
-        laid_out = _laid_out(_promised(call))
-        found = _planned(laid_out, out, out.get_device())
-        if isinstance(found, str):
+    with on_device_of(out):
+        if _queued(call, out):
             return False
-        launch_attention(*found, out.device)
     for written in (call.k, call.v):
         if not written.is_inference():
             torch.autograd.graph.increment_version(written)
-    _record(found[0].name)
     return True
+
+
+def _queued(call: Attention | PackedAttention, out: Tensor) -> str:
+    """Queue the kernel for a call and note what ran; or return why there is none."""
+    # Kept until the launch: what it copied must not be memory for others.
+    laid_out = _laid_out(_promised(call))
+    found = _planned(laid_out, out, out.get_device())
+    if isinstance(found, str):
+        return found
+    launch_attention(*found, out.device)
+    _record(found[0].name)
+    return ""
 
 
 def launch_attention(kernel: AttentionKernel, filled: AttentionCall, device: torch.device) -> None:

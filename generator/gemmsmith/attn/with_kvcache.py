@@ -69,7 +69,8 @@ def attention_with_kvcache(
         softcap: as in :func:`gemmsmith.attention`.
         scale: as in :func:`gemmsmith.attention`.
         constant_cache: as in :func:`gemmsmith.attention`; the promise covers ``inv_freq`` too.
-        kernels: as in :func:`gemmsmith.attention`.
+        kernels: as in :func:`gemmsmith.attention`; on a GPU those that are named must append
+            themselves where each sequence has one token.
 
     Raises:
         ArgumentError: naming the argument, the value found and what is legal.
@@ -82,8 +83,7 @@ def attention_with_kvcache(
     check_scalars("count", optional=True, window=window)
     check_scalars("number", optional=True, softcap=softcap, scale=scale)
     check_scalars("number", attention_factor=attention_factor)
-    if type(kernels) is not str:
-        check_scalars("handle", kernels=kernels)
+    check_scalars("handle", kernels=kernels)
     if constant_cache is not False:
         is_promised("constant_cache", constant_cache)
     given: tuple[Any, ...] = (q, k, v, k_cache, v_cache, lengths, inv_freq, block_table)

@@ -28,19 +28,17 @@ def parts_of(
     qkv = block.qkv.product(normed)
     q, k, v = block.split(qkv)
     tokens = x.shape[1]
-    attending: Parts
     if keys is not None:  # one kernel, which writes the cache as well
         seen = keys
-        attending = {"attention": lambda: block.step(memory, q, k, v, seen)}
-        y = block.step(memory, q, k, v, seen).flatten(-2)
+        attending: Parts = {"attention": lambda: block.step(memory, q, k, v, seen)}
     else:
         k_seen, v_seen = (each[:, :tokens] for each in memory)
         attending = {
             "rope+cache": lambda: block.keep(memory, q, k, v, positions),
             "attention": lambda: block.attend(q, k_seen, v_seen),
         }
-        block.keep(memory, q, k, v, positions)
-        y = block.attend(q, k_seen, v_seen).flatten(-2)
+    attended: list[Any] = [call() for call in attending.values()]
+    y = attended[-1].flatten(-2)
     h = block.o(y, residual=x)
     h_normed: Any = layer.feed_forward_norm.ahead_of(inner.gate_up, h)
     gated = inner.gate_up.product(h_normed, gate=inner.kind)

@@ -129,17 +129,19 @@ class KVCache:
             ArgumentError: where a tensor comes without ``most``, or they do not fit. What a tensor
                 on a GPU holds is not read back.
         """
-        if isinstance(tokens, Tensor) and most is None:
+        if not isinstance(tokens, Tensor):
+            self.claim(tokens)
+            count = tokens
+        elif most is None:
             raise ArgumentError("tokens on the device come with most, the largest of them")
-        if isinstance(tokens, Tensor):
+        else:
             check_counts(most=most)
-            if most is not None and most < 0:
+            if most < 0:
                 raise ArgumentError(f"most is {most}; a number from 0 up is needed")
-        count: Any = most if isinstance(tokens, Tensor) else tokens
-        self.claim(count)
-        if isinstance(tokens, Tensor):
+            self.claim(most)
             check_integers("tokens", tokens, (self.batch,), self.lengths.device)
-            check_within("tokens", tokens, 0, count)
+            check_within("tokens", tokens, 0, most)
+            count = most
         self.lengths += tokens
         self.longest += count
 
