@@ -248,7 +248,7 @@ struct DecodeAttention : DecodeShape<Traits> {
       }
     }
     if constexpr (kAppends) {
-      appender.template fetch<kPaged>(kConstantCache);
+      appender.template fetch<kPaged>();
     }
     Queries const queries = queries_of<kAppends>(place, appender);
     int ahead = Reads::template look_up<kPaged>(place, kStages);

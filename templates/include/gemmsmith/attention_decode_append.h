@@ -16,6 +16,7 @@ struct DecodeAppender : DecodeShape<Traits> {
   using typename Shape::Element;
   using typename Shape::Place;
   using Shape::kChunks;
+  using Shape::kConstantCache;
   using Shape::kHeadDim;
   using Shape::kPitch;
   using Shape::kRows;
@@ -101,10 +102,9 @@ struct DecodeAppender : DecodeShape<Traits> {
         float2 const *const from = angles + (second ? column - call.pairs : column);
 #pragma unroll
         for (int at = 0; at < rows::kChunk; ++at) {
-          float const one = second ? others[at] : values[at], other = second ? values[at] : others[at];
-          float turned_one = one, turned_other = other;
-          rope::turn(turned_one, turned_other, from[at].x, from[at].y);
-          values[at] = second ? turned_other : turned_one;
+          float one = second ? others[at] : values[at], other = second ? values[at] : others[at];
+          rope::turn(one, other, from[at].x, from[at].y);
+          values[at] = second ? other : one;
         }
       }
       own = rows::from_floats<Element>(values);
@@ -112,12 +112,12 @@ struct DecodeAppender : DecodeShape<Traits> {
   };
 
   /* Reads q, and in the block that has them key and value, and turns what is to be turned: they are then in
-   * `fresh`, and key and value in the cache. Before the wait or after it angles are computed. */
+   * `fresh`, and key and value in the cache. With kConstantCache the angles were computed ahead of the wait. */
   template <bool kPaged>
-  __device__ void fetch(bool computed) const {
+  __device__ void fetch() const {
     int index = int(threadIdx.x);
     Piece first(*this, index);
-    if (!computed) {
+    if constexpr (!kConstantCache) {
       compute_angles();
     }
     __syncthreads();
