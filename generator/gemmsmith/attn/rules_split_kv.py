@@ -46,11 +46,11 @@ def shared_bytes(spec: AttentionSpec, stages: int) -> int:
     """Return the shared memory of a block: the buffers, or what is put together after the loop; and
     angles, and q, a key and a value of a call that appends."""
     assert spec.warps is not None, "legal split_kv kernels have warps"
-    pitch = 16 * (spec.head_dim // 8 | 1)
-    loop = 2 * stages * spec.tile.key * pitch
+    loop = 2 * stages * spec.tile.key * 2 * spec.head_dim
     rows, parts = spec.tile.query, spec.warps.key
     finish = 4 * parts * rows * (spec.head_dim + 6) + 16 * rows + 16
-    return max(loop, finish) + 4 * spec.head_dim + (rows + 2) * pitch
+    own = (rows + 2) * 16 * (spec.head_dim // 8 | 1)
+    return max(loop, finish) + 4 * spec.head_dim + own
 
 
 def split_kv(spec: AttentionSpec) -> Iterator[Objection]:

@@ -18,7 +18,7 @@ struct DecodeAppender : DecodeShape<Traits> {
   using Shape::kChunks;
   using Shape::kConstantCache;
   using Shape::kHeadDim;
-  using Shape::kPitch;
+  using Shape::kFreshPitch;
   using Shape::kRows;
   using Shape::kTeamThreads;
   using Shape::kThreads;
@@ -31,7 +31,7 @@ struct DecodeAppender : DecodeShape<Traits> {
   Place const &place;
   DecodeAppend const &call;
   float2 *angles; /* cosine and sine of each pair */
-  uint8_t *fresh; /* rows of kPitch bytes */
+  uint8_t *fresh; /* rows of kFreshPitch bytes */
   bool here;      /* whether the block has the key, which is its last */
   int tile, row;  /* of the team's tiles the one that has it, and where; below 0: none */
 
@@ -127,7 +127,7 @@ struct DecodeAppender : DecodeShape<Traits> {
         piece.turn(call, angles);
       }
       auto const &words = piece.own.words;
-      *reinterpret_cast<uint4 *>(fresh + piece.row * kPitch + 2 * piece.column) =
+      *reinterpret_cast<uint4 *>(fresh + piece.row * kFreshPitch + 2 * piece.column) =
           make_uint4(words[0], words[1], words[2], words[3]);
       bool const cached = piece.row >= kRows && piece.there && piece.column < place.params.head_dim;
       if (cached && place.first_row == 0) { /* of the blocks that share a head the first */
@@ -158,9 +158,9 @@ struct DecodeAppender : DecodeShape<Traits> {
   /* Puts the key, or the value, into the buffer of the team's tile that has it, once all of the team's copies
    * are there. */
   __device__ void place_in(uint8_t *buffer, bool value) const {
-    uint4 const *const from = reinterpret_cast<uint4 const *>(fresh + (value ? kValueRow : kKeyRow) * kPitch);
+    uint4 const *const from = reinterpret_cast<uint4 const *>(fresh + (value ? kValueRow : kKeyRow) * kFreshPitch);
     for (int chunk = place.member * 32 + place.lane; chunk < kChunks; chunk += kTeamThreads) {
-      *reinterpret_cast<uint4 *>(buffer + row * kPitch + 16 * chunk) = from[chunk];
+      *reinterpret_cast<uint4 *>(buffer + Shape::address_of(0, row, chunk)) = from[chunk];
     }
   }
 };

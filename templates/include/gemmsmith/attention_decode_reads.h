@@ -12,7 +12,7 @@ struct DecodeReads : DecodeShape<Traits> {
   using typename Shape::Place;
   using Shape::kChunks;
   using Shape::kCopies;
-  using Shape::kPitch;
+  using Shape::kFreshPitch;
   using Shape::kRowBlocks;
   using Shape::kSteps;
   using Shape::kTeamThreads;
@@ -47,7 +47,7 @@ struct DecodeReads : DecodeShape<Traits> {
           }
           bool const real = key + row < end && 8 * chunk < params.head_dim;
           if (kTile * kChunks % kTeamThreads == 0 || index < kTile * kChunks) {
-            copy_async(buffer + row * kPitch + 16 * chunk, base + offset + 8 * chunk, real, policy);
+            copy_async(Shape::address_of(buffer, row, chunk), base + offset + 8 * chunk, real, policy);
           }
         }
       }
@@ -94,11 +94,11 @@ struct DecodeReads : DecodeShape<Traits> {
       }
     }
 
-    /* From rows of kPitch bytes in shared memory. */
+    /* From rows of kFreshPitch bytes in shared memory. */
     __device__ Queries(Place const &place, uint8_t const *rows) {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        uint8_t const *const from = rows + row_of(place, block) * kPitch + 4 * (place.lane % 4);
+        uint8_t const *const from = rows + row_of(place, block) * kFreshPitch + 4 * (place.lane % 4);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

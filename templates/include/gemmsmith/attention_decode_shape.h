@@ -71,9 +71,21 @@ struct DecodeShape {
   static constexpr int kSteps = kHeadDim / 16; /* of an instruction along the head */
   static constexpr int kKeyBlocks = kTile / 16;
 
-  /* An odd number of 16 byte chunks in a row: any eight rows of a column lie in different banks. */
+  /* Buffers hold rows of 16 byte chunks, which change places within a row so that any eight rows of a column
+   * lie in different banks. A gap behind each row would do so too, but then every second row begins in the
+   * middle of 32 bytes, and what a copy puts across two of these is fetched from L2 twice. */
   static constexpr int kChunks = kHeadDim / 8;
-  static constexpr int kPitch = 16 * (kChunks | 1);
+  static constexpr int kPitch = 16 * kChunks;
+  static constexpr int kSwizzle = (kChunks & -kChunks) < 8 ? (kChunks & -kChunks) : 8; /* chunks that do */
+  /* Of a buffer, which begins at a multiple of 128 bytes. */
+  __device__ static uint32_t address_of(uint32_t buffer, int row, int chunk) {
+    return ((buffer + 16 * chunk) ^ (16 * (row * kSwizzle / 8 % kSwizzle))) + row * kPitch;
+  }
+  /* Of the chunk 2 `step` further on in a row, from that of its first or second chunk. */
+  __device__ static uint32_t step_on(uint32_t address, int step) {
+    int const within = 32 * step % (16 * kSwizzle);
+    return (address ^ within) + (32 * step - within);
+  }
   static constexpr int kTileBytes = kTile * kPitch;
   static constexpr int kTeamBytes = 2 * kStages * kTileBytes;
   static constexpr int kCopies = (kTile * kChunks + kTeamThreads - 1) / kTeamThreads;
@@ -87,7 +99,8 @@ struct DecodeShape {
   static constexpr int kFinishBytes = 4 * (kSums + 2 * kTeams * kRows) + 16 * kRows + 16;
   static constexpr int kLoopBytes = kTeams * kTeamBytes;
   static constexpr int kAppendAt = kLoopBytes > kFinishBytes ? kLoopBytes : kFinishBytes;
-  static constexpr int kSharedBytes = kAppendAt + 4 * kHeadDim + (kRows + 2) * kPitch; /* angles; q, a key, a value */
+  static constexpr int kFreshPitch = 16 * (kChunks | 1); /* of a call's own q, key and value: threads write them */
+  static constexpr int kSharedBytes = kAppendAt + 4 * kHeadDim + (kRows + 2) * kFreshPitch; /* behind angles */
   static constexpr int kPartialFloats = kRows * (kHeadDim + 2); /* of a cluster, in the workspace */
 
   static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "whole instructions");
