@@ -127,6 +127,16 @@ class Emulator:
         finally:
             function(None, None, 0)
 
+    def fetched(self) -> list[int]:
+        """Return the addresses that L2 was told to fetch since the last such call."""
+        function = self._library.emulated_fetched
+        function.restype = ctypes.c_size_t
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        room = (ctypes.c_size_t * (1 << 16))()
+        count: int = function(room, len(room))
+        assert count <= len(room)
+        return list(room[:count])
+
     @property
     def early_launches(self) -> int:
         """Launches so far that might start before the kernel ahead had ended."""

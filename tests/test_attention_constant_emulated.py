@@ -114,6 +114,46 @@ def test_older_keys_are_read_before_the_grid_ahead_has_ended(
     assert found(emulator, spec, case, newest=200)[0].isnan().all()  # which breaks the promise
 
 
+def addresses(keys: Tensor) -> set[int]:
+    """Return where the rows of keys or values lie, in steps of 16 bytes."""
+    count, tokens, heads, size = keys.shape
+    strides = [2 * stride for stride in keys.stride()]
+    return {
+        keys.data_ptr() + b * strides[0] + token * strides[1] + head * strides[2] + byte
+        for b in range(count)
+        for token in range(tokens)
+        for head in range(heads)
+        for byte in range(0, 2 * size, 16)
+    }
+
+
+@pytest.mark.parametrize("spec", LATE, ids=lambda spec: str(spec.name))
+def test_l2_is_told_of_first_keys_and_values_where_the_call_alone_says_which(
+    spec: AttentionSpec, emulator: Emulator
+) -> None:
+    dtype = torch.float16 if spec.dtype == FP16 else torch.bfloat16
+    q, k, v = tokens(2, 1, 200, 4, 2, spec.head_dim, dtype=dtype)
+    k, v = poisoned(k, v, [200, 200])
+    how: dict[str, Any] = {"causal": False, "window": None, "softcap": None, "scale": None}
+    call = Attention(q, k, v, mask=None, lengths=None, block_table=None, **how)
+    several = call._replace(lengths=torch.tensor([200, 200], dtype=torch.int32))
+    pages, table = scattered(k, v, [200, 200], 64)[::2]
+    paged = several._replace(k=pages, v=pages, block_table=table)
+    early = emulator.kernels[replace(spec, constant_cache=True).name]
+    emulator.fetched()
+    for kernel, other in (
+        (emulator.kernels[spec.name], several),
+        (emulator.kernels[spec.name], paged),
+        (early, call),
+    ):
+        assert not launch(kernel, call_of(other, torch.empty_like(q), 3)).any()
+        assert emulator.fetched() == []
+    assert not launch(emulator.kernels[spec.name], call_of(call, torch.empty_like(q), 3)).any()
+    told = set(emulator.fetched())
+    assert told <= addresses(k) | addresses(v)
+    assert {each.data_ptr() for each in (k[0, 0, 0], v[0, 0, 0], k[1, 0, 1], v[1, 0, 1])} <= told
+
+
 TOO_EARLY = {
     "newest": {"place.key(stage) + kTile <= written": "place.key(stage) < place.length"},
     "one_query": {"place.length - params.queries; /*": "place.length - 1; /*"},

@@ -75,6 +75,11 @@ def test_shared_and_constant_memory_may_be_used_before_the_wait() -> None:
     assert read_dependency(sass(*ahead, "STL [R1], R2", WAIT)).early_access == ""
 
 
+def test_l2_may_be_told_what_to_fetch_before_the_wait() -> None:
+    for ahead in ("UBLKPF [UR4], UR6", "UTMAPF.L2.3D [UR8], [UR4]", "CCTL.E.PF2 [R2]"):
+        assert read_dependency(sass(*GOOD, ahead, RELEASE, WAIT, LOAD)).early_access == ""
+
+
 def test_code_without_a_wait_has_no_access_ahead_of_it() -> None:
     assert read_dependency(sass(LOAD, LOAD)) == GridDependency()
     assert read_dependency("") == GridDependency()

@@ -151,6 +151,37 @@ def test_a_graph_is_replayed_with_new_lengths_while_eager_calls_run() -> None:
         check_near(right, exact(q, k, v, causal=True, lengths=ends))
 
 
+def test_keys_that_the_kernel_ahead_writes_are_read_as_it_wrote_them() -> None:
+    # Each call's result is keys and values of the next, or its query.
+    q, k, v = tokens(64, 1, 96, 32, 8, 128, device="cuda")
+    found, right = [(torch.empty_like(q), torch.empty_like(q)) for _ in range(2)]
+
+    def chain(queries: Any, keys: Any, after: Any) -> None:
+        for _ in range(5):
+            gemmsmith.attention(queries, k, v, out=keys)
+            after()
+            cache = keys.view(1, 256, 8, 128)
+            gemmsmith.attention(queries[7:8], cache, cache, out=queries[:1])
+            after()
+            gemmsmith.attention(queries[:1], cache, cache, out=queries[1:2])
+            after()
+
+    found[0].copy_(q)
+    chain(*found, lambda: None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(*found, lambda: None)
+    for _ in range(40):
+        fresh = torch.randn_like(q)
+        for queries, _ in (found, right):
+            queries.copy_(fresh)
+        graph.replay()
+        chain(*right, torch.cuda.synchronize)
+        assert torch.equal(found[0], right[0])
+        assert torch.equal(found[1], right[1])
+        assert not torch.equal(found[0][:2], fresh[:2])
+
+
 def test_two_graphs_and_two_streams_count_apart() -> None:
     q, k, v = tokens(1, 1, 16384, 32, 8, 128, device="cuda")
     right = gemmsmith.attention(q, k, v, causal=True)

@@ -11,7 +11,7 @@ _LOAD = "UTMALDG"
 _READS = ("LDG.", "LDGSTS.")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _GLOBAL = re.compile(
-    r"(LD|LDG|LDGSTS|ST|STG|ATOM|ATOMG|RED|REDG|U?BLK(CP|PF|RED)|UTMA(LDG|STG|REDG|PF))(\.|$)"
+    r"(LD|LDG|LDGSTS|ST|STG|ATOM|ATOMG|RED|REDG|U?BLK(CP|RED)|UTMA(LDG|STG|REDG))(\.|$)"
 )
 
 
@@ -25,7 +25,8 @@ class GridDependency:
     """Instructions that let the grid behind start."""
     early_access: str = ""
     """First instruction ahead of the first wait that reads or writes global memory, if any; another
-    load only where there is nothing else, a TMA load only where there is no such load."""
+    load only where there is nothing else, a TMA load only where there is no such load. A prefetch
+    to L2 is no access: what is written later is written there, too."""
     constant_loads: int = 0
     """Loads through the cache for memory that does not change while a kernel runs."""
 

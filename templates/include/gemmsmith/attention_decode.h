@@ -14,6 +14,7 @@
  *
  * With kConstantCache nothing that is queued may write lengths, table or keys and values before the newest
  * `queries` of each sequence: buffers whose keys all lie there are filled while the kernel ahead still runs.
+ * Without that promise L2 fetches meanwhile what fills them later, where the call alone says which keys these are.
  *
  * A call may append a key and a value to each sequence (attention_decode_append.h).
  */
@@ -285,6 +286,9 @@ struct DecodeAttention : DecodeShape<Traits> {
     if constexpr (Traits::kDependentLaunch) {
       release_dependents();
       if constexpr (!kConstantCache) {
+        if (!kPaged && !kAppends && params.lengths == nullptr) {
+          Reads::warm_l2(Place(params));
+        }
         await_prerequisites();
       }
     }

@@ -28,6 +28,11 @@ __device__ __forceinline__ uint64_t leaves_first() {
   return policy;
 }
 
+/* Has L2 fetch the line of 128 bytes around an address. */
+__device__ __forceinline__ void fetch_to_l2(void const *address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
 /* Starts a copy of 16 bytes; where `real` is false zeros are written and nothing is read. */
 __device__ __forceinline__ void copy_async(uint32_t target, void const *source, bool real, uint64_t policy) {
   int const bytes = real ? 16 : 0;

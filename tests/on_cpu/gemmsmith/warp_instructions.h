@@ -56,6 +56,7 @@ struct Written { /* memory that the grid ahead writes; without `before` it is wr
   std::vector<uint8_t> before, after;
 };
 
+static std::vector<uintptr_t> fetched; /* addresses that L2 was told of */
 static std::vector<Barrier> warps;
 static std::vector<Written> written;
 static bool once;
@@ -127,6 +128,13 @@ inline void enter() {
 extern "C" {
 __attribute__((visibility("default"))) int emulated_at_once = 4, emulated_seed = 0, emulated_eager = 0;
 __attribute__((visibility("default"))) int emulated_early = 0;
+/* Of the addresses that L2 was told of since the last such call: how many, and the first of them up to `room`. */
+__attribute__((visibility("default"))) size_t emulated_fetched(uintptr_t *addresses, size_t room) {
+  size_t const count = emulated::fetched.size();
+  std::copy_n(emulated::fetched.begin(), std::min(count, room), addresses);
+  emulated::fetched.clear();
+  return count;
+}
 /* The next launches follow a grid that turns `before`, or whatever is there, into what `target` holds now. */
 __attribute__((visibility("default"))) void emulated_ahead(uint8_t *target, uint8_t const *before, size_t bytes) {
   if (target == nullptr) {
@@ -412,6 +420,7 @@ inline uint32_t count_arrival(uint32_t *counter, uint32_t last) {
   *counter = before >= last ? 0 : before + 1;
   return before;
 }
+inline void fetch_to_l2(void const *address) { emulated::fetched.push_back(reinterpret_cast<uintptr_t>(address)); }
 template <class Value>
 Value load_shared_by_all(Value const *from) {
   return *from;
