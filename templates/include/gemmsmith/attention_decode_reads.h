@@ -69,7 +69,6 @@ struct DecodeReads : DecodeShape<Traits> {
         int const column = index % kLines * kLine;
         if (key < place.last && column < params.head_dim) {
           fetch_to_l2(k + place.kv_head * params.k_head + key * params.k_token + column);
-          fetch_to_l2(v + place.kv_head * params.v_head + key * params.v_token + column);
         }
       }
     }
