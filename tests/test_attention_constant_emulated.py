@@ -132,26 +132,28 @@ def test_l2_is_told_of_first_keys_and_values_where_the_call_alone_says_which(
     spec: AttentionSpec, emulator: Emulator
 ) -> None:
     dtype = torch.float16 if spec.dtype == FP16 else torch.bfloat16
-    q, k, v = tokens(2, 1, 200, 4, 2, spec.head_dim, dtype=dtype)
-    k, v = poisoned(k, v, [200, 200])
+    q, k, v = tokens(2, 1, 600, 4, 2, spec.head_dim, dtype=dtype)
+    k, v = poisoned(k, v, [600, 600])
     how: dict[str, Any] = {"causal": False, "window": None, "softcap": None, "scale": None}
     call = Attention(q, k, v, mask=None, lengths=None, block_table=None, **how)
-    several = call._replace(lengths=torch.tensor([200, 200], dtype=torch.int32))
-    pages, table = scattered(k, v, [200, 200], 64)[::2]
+    several = call._replace(lengths=torch.tensor([600, 600], dtype=torch.int32))
+    pages, table = scattered(k, v, [600, 600], 64)[::2]
     paged = several._replace(k=pages, v=pages, block_table=table)
-    early = emulator.kernels[replace(spec, constant_cache=True).name]
-    emulator.fetched()
-    for kernel, other in (
-        (emulator.kernels[spec.name], several),
-        (emulator.kernels[spec.name], paged),
-        (early, call),
-    ):
-        assert not launch(kernel, call_of(other, torch.empty_like(q), 3)).any()
-        assert emulator.fetched() == []
-    assert not launch(emulator.kernels[spec.name], call_of(call, torch.empty_like(q), 3)).any()
-    told = set(emulator.fetched())
-    assert told <= addresses(k) | addresses(v)
-    assert {each.data_ptr() for each in (k[0, 0, 0], v[0, 0, 0], k[1, 0, 1], v[1, 0, 1])} <= told
+    late, early = (
+        emulator.kernels[replace(spec, constant_cache=promised).name] for promised in (False, True)
+    )
+
+    def told(kernel: Any, call: Attention, splits: int) -> set[int]:
+        emulator.fetched()
+        assert not launch(kernel, call_of(call, torch.empty_like(q), splits)).any()
+        return set(emulator.fetched())
+
+    assert told(late, several, 1) == told(late, paged, 1) == told(early, call, 1) == set()
+    first_keys = {k[0, 0, 0].data_ptr(), k[1, 0, 1].data_ptr()}
+    first_values = {v[0, 0, 0].data_ptr(), v[1, 0, 1].data_ptr()}
+    more, all_there_is = told(late, call, 1), told(late, call, 12)
+    assert first_keys | first_values <= more <= addresses(k) | addresses(v)
+    assert first_keys <= all_there_is <= addresses(k)
 
 
 TOO_EARLY = {

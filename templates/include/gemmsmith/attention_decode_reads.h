@@ -55,20 +55,24 @@ struct DecodeReads : DecodeShape<Traits> {
     }
   };
 
-  /* Has L2 fetch the team's first keys and values. A kernel ahead may still write them: it writes to L2, and
-   * they are read from there after it has ended. */
+  /* Has L2 fetch what fills the team's buffers first. A kernel ahead may still write that: it writes to L2, and
+   * from there it is read after that kernel has ended. Where the buffers take all there is, values would only
+   * come in the way of the keys. */
   __device__ static void warm_l2(Place const &place) {
     constexpr int kLine = 128 / int(sizeof(Element)), kLines = (Shape::kHeadDim + kLine - 1) / kLine;
     DecodeParams const &params = place.params;
     Element const *const k = static_cast<Element const *>(params.k) + place.batch * params.k_batch;
     Element const *const v = static_cast<Element const *>(params.v) + place.batch * params.v_batch;
-    int const count = Shape::kStages;
-    for (int tile = 0; tile < count; ++tile) {
+    bool const values = place.tiles() > Shape::kStages;
+    for (int tile = 0; tile < Shape::kStages; ++tile) {
       for (int index = place.member * 32 + place.lane; index < kTile * kLines; index += kTeamThreads) {
         int64_t const key = place.key(tile) + index / kLines;
         int const column = index % kLines * kLine;
         if (key < place.last && column < params.head_dim) {
           fetch_to_l2(k + place.kv_head * params.k_head + key * params.k_token + column);
+          if (values) {
+            fetch_to_l2(v + place.kv_head * params.v_head + key * params.v_token + column);
+          }
         }
       }
     }
