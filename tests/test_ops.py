@@ -247,8 +247,26 @@ def test_a_derivative_is_refused_and_never_zero(derivative: str) -> None:
 @pytest.mark.parametrize("operand", ["a", "b"])
 def test_an_output_that_is_an_operand_is_refused(operand: str) -> None:
     square = {"a": torch.ones(8, 8, dtype=BF16), "b": torch.ones(8, 8, dtype=BF16)}
-    with pytest.raises(ArgumentError, match="out is a or b"):
+    with pytest.raises(ArgumentError, match=r"out overlaps [ab]"):
         gemmsmith.gemm(square["a"], square["b"], out=square[operand])
+
+
+def test_an_output_that_overlaps_what_is_read_is_refused_and_one_beside_it_is_not() -> None:
+    rows = torch.randn(16, 64).to(BF16)
+    a, b, bias = rows[:8, :16], torch.randn(16, 16).to(BF16), rows[12, 40:56]
+    right = gemmsmith.gemm(a, b)
+    for name, out in (("a", rows[1:9, 8:24]), ("bias", rows[8:, 48:]), ("bias", rows[5:13, 32:48])):
+        with pytest.raises(ArgumentError, match=f"out overlaps {name}: "):
+            gemmsmith.gemm(a, b, bias=bias, out=out)
+    beside = rows[:8, 16:32]
+    gemmsmith.gemm(a, b, out=beside)
+    assert torch.equal(beside, right)
+    with pytest.raises(ArgumentError, match="out overlaps residual"):
+        gemmsmith.gemm(a, b, residual=rows[1:9, 16:32], out=beside)
+    gemmsmith.gemm(a, b, residual=rows[1:9, 16:32], beta=0.0, out=beside)
+    kept = beside.clone()
+    gemmsmith.gemm(a, b, residual=beside, out=beside)
+    assert torch.equal(beside, (right.float() + kept.float()).to(BF16))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from gemmsmith.op_library import Op, register_ops
 from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import output_letter, refuse_misfit, selection
-from gemmsmith.written import is_expanded
+from gemmsmith.written import begin_alike, is_expanded, share_elements
 
 _OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
 
@@ -149,6 +149,19 @@ class _Call(Arguments):
             raise ArgumentError(f"out has elements in one place (strides {out.stride()})")
         _check_factors(self, out.dtype)
 
+    def check_apart(self, out: Tensor) -> None:
+        """Raise ArgumentError where ``out`` shares memory with what is read while it is written."""
+        for name, read in (("a", self.a), ("b", self.b), ("bias", self.bias)):
+            if read is not None and share_elements(out, read):
+                raise ArgumentError(
+                    f"out overlaps {name}: a kernel reads it while it writes; pass another tensor"
+                )
+        residual = self.residual
+        if residual is None or not self.beta or not share_elements(out, residual):
+            return
+        if not begin_alike(out, residual) or out.stride() != residual.stride():
+            raise ArgumentError("out overlaps residual; it may be that tensor, or share none of it")
+
     def run(self, out: Tensor, *, fresh: bool) -> None:
         """Write the result of the checked call to ``out``, made for it where ``fresh``."""
         a, b, bias, residual, _, beta, kernels = self[:7]
@@ -189,10 +202,7 @@ def _gemm_out(*args: Any, out: Tensor, **kwargs: Any) -> None:
     if _on_gpu(call.a) and run_settled(call, out) is not None:
         return
     call.check_output(out)
-    if out.numel() and out.data_ptr() in (call.a.data_ptr(), call.b.data_ptr()):
-        raise ArgumentError(
-            "out is a or b: a kernel reads them while it writes; pass a third tensor"
-        )
+    call.check_apart(out)
     call.run(out, fresh=False)
 
 

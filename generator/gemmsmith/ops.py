@@ -53,7 +53,9 @@ def gemm(
         alpha: factor of the product, a whole number for an int32 result.
         beta: factor of the residual, likewise; None for 1 where there is one.
         out: where to write; a matrix with contiguous rows (or columns, for kernels of such a
-            layout). It may be the residual itself, but must not overlap ``a``, ``b`` or ``bias``.
+            layout). It may be the residual itself, but must not overlap it otherwise, nor
+            ``a``, ``b`` or ``bias``: the first call of its shapes is checked for that, later ones
+            for an output that begins where ``a`` or ``b`` does.
         activation: ``relu``, ``gelu``, ``gelu_tanh`` or ``silu`` of product and bias.
         gate: ``silu``, ``gelu`` or ``gelu_tanh`` of one half of the columns, times the other half:
             the result is (…, M, N / 2). Columns come in blocks of 16, 8 of the gate and then 8 of

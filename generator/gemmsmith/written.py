@@ -51,14 +51,14 @@ def check_caches_apart(k_cache: Tensor, v_cache: Tensor, q: Tensor, k: Tensor, v
 
 
 def share_elements(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one dtype share an element, as strides and addresses tell.
+    """Return whether two tensors share an element, as strides and addresses tell.
 
     Parts of a fused row that interleave without touching share none. Tensors that torch does not
-    know to be views of one memory share where they begin alike.
+    know to be views of one memory, or of elements of two sizes, share where they begin alike.
     """
     if begin_alike(one, other):
         return True
-    if not one.numel() or not other.numel():
+    if not one.numel() or not other.numel() or one.element_size() != other.element_size():
         return False
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
         return False
