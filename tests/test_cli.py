@@ -87,6 +87,7 @@ def test_module_prints_the_version() -> None:
         "inspect",
         "run",
         "which",
+        "which-attention",
         "tune",
         "reduce",
         "bench",

@@ -98,10 +98,10 @@ def ranked(
     for spec in fitting:
         least[spec.schedule] = min(spec.head_dim, least.get(spec.schedule, spec.head_dim))
     near = [spec for spec in fitting if spec.head_dim == least[spec.schedule]]
-    return sorted(near, key=lambda spec: _cost(spec, problem, sms))
+    return sorted(near, key=lambda spec: cost(spec, problem, sms))
 
 
-def _cost(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
+def cost(spec: AttentionSpec, problem: AttentionProblem, sms: int) -> float:
     """Return the clocks that a kernel takes once it is launched."""
     if spec.schedule == "split_kv":
         return split_clocks(spec, problem, sms)

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 import gemmsmith
 from gemmsmith.cli import (
+    attending,
     bundles,
     choosing,
     configurations,
@@ -77,7 +78,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (machine, choosing, reducing, configurations, kernels, matrix, bundles):
+for module in (machine, choosing, attending, reducing, configurations, kernels, matrix, bundles):
     for verb, command in module.VERBS.items():
         app.command(verb)(command)
 

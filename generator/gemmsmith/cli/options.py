@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from gemmsmith.attn.spec import AttentionSpec
     from gemmsmith.cache import CachedKernel
     from gemmsmith.rowspec import AnySpec, SpecT
     from gemmsmith.spec import KernelSpec
@@ -91,6 +92,18 @@ def specs_of(
     _refuse_bundle(path)
     specs = load_specs(source_of(path), arch=architectures(archs))
     return tuple(_named(specs, name) for name in names) if names else specs
+
+
+def attention_specs_of(path: Path | None, archs: Sequence[str] | None) -> tuple[AttentionSpec, ...]:
+    """Return the attention kernels that a verb is about.
+
+    Raises:
+        ConfigError, BundleError: as :func:`specs_of` does.
+    """
+    from gemmsmith.config import load_kernels
+
+    _refuse_bundle(path)
+    return tuple(load_kernels(source_of(path), arch=architectures(archs))[1])
 
 
 def all_specs_of(
