@@ -41,9 +41,10 @@ def gemm(
 ) -> Tensor:
     """Return ``activation(alpha * a @ b + bias) + beta * residual``, in f32, rounded once.
 
-    int8 is summed in int32; as int32 it is returned exactly, as fp16, bf16 or int8 it is scaled in
-    f32 and rounded once, half to even, int8 saturated. Strides tell the layout: transposed and
-    sliced views are read in place. Inference only.
+    int8 is summed in int32, which K up to 131,071 cannot overflow (beyond, sums past 2**31 wrap); as
+    int32 it is returned exactly, as fp16, bf16 or int8 it is scaled in f32 and rounded once, half to
+    even, int8 saturated. Strides tell the layout: transposed and sliced views are read in place.
+    Inference only.
 
     Args:
         a: (…, M, K), fp16, bf16 or int8 (fp32 and what no kernel fits is computed by torch).
