@@ -78,6 +78,10 @@ def test_shared_and_constant_memory_may_be_used_before_the_wait() -> None:
 def test_l2_may_be_told_what_to_fetch_before_the_wait() -> None:
     for ahead in ("UBLKPF [UR4], UR6", "UTMAPF.L2.3D [UR8], [UR4]", "CCTL.E.PF2 [R2]"):
         assert read_dependency(sass(*GOOD, ahead, RELEASE, WAIT, LOAD)).early_access == ""
+    for name in ("CCTL.E.PF1", "CCTL.DML2"):  # to L1, and what is given up
+        found = read_dependency(sass(*GOOD, f"@P1 {name} [R2]", RELEASE, WAIT, LOAD))
+        assert found.early_access == name
+        assert dependency_fault(found, constant_cache=True) is not None
 
 
 def test_code_without_a_wait_has_no_access_ahead_of_it() -> None:

@@ -12,6 +12,7 @@ _READS = ("LDG.", "LDGSTS.")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
 _GLOBAL = re.compile(
     r"(LD|LDG|LDGSTS|ST|STG|ATOM|ATOMG|RED|REDG|U?BLK(CP|RED)|UTMA(LDG|STG|REDG))(\.|$)"
+    r"|CCTL\.(?!.*PF2|IV)"
 )
 
 
@@ -26,7 +27,7 @@ class GridDependency:
     early_access: str = ""
     """First instruction ahead of the first wait that reads or writes global memory, if any; another
     load only where there is nothing else, a TMA load only where there is no such load. A prefetch
-    to L2 is no access: what is written later is written there, too."""
+    to L2 is no access: what is written later is written there, too. One to L1 is."""
     constant_loads: int = 0
     """Loads through the cache for memory that does not change while a kernel runs."""
 
