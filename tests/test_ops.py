@@ -267,6 +267,18 @@ def test_an_output_that_overlaps_what_is_read_is_refused_and_one_beside_it_is_no
     kept = beside.clone()
     gemmsmith.gemm(a, b, residual=beside, out=beside)
     assert torch.equal(beside, (right.float() + kept.float()).to(BF16))
+    lines = torch.randn(4, 3, 16).to(BF16)  # one row, whose strides torch tells in two ways
+    gemmsmith.gemm(a[:1], b, residual=lines[:1, -1], out=lines[0, -1:])
+
+
+def test_an_output_that_overlaps_scales_is_refused() -> None:
+    a, b = torch.ones(8, 32, dtype=torch.int8), torch.ones(32, 16, dtype=torch.int8)
+    memory = torch.ones(128)
+    out, scales = memory.view(BF16)[:128].view(8, 16), memory[32:48]
+    with pytest.raises(ArgumentError, match="out overlaps b_scale: "):
+        gemmsmith.gemm(a, b, b_scale=scales, out=out)
+    gemmsmith.gemm(a, b, b_scale=memory[64:80], out=out)
+    assert torch.equal(out, torch.full((8, 16), 32, dtype=BF16))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from gemmsmith.op_library import Op, register_ops
 from gemmsmith.operands import OUTPUTS, TORCH_DTYPES, check, operands
 from gemmsmith.problem import GemmProblem
 from gemmsmith.selection import output_letter, refuse_misfit, selection
-from gemmsmith.written import begin_alike, is_expanded, share_elements
+from gemmsmith.written import begin_alike, is_expanded, share_elements, steps
 
 _OF_DTYPE = {dtype: torch_dtype for torch_dtype, dtype in TORCH_DTYPES.items()}
 
@@ -151,7 +151,8 @@ class _Call(Arguments):
 
     def check_apart(self, out: Tensor) -> None:
         """Raise ArgumentError where ``out`` shares memory with what is read while it is written."""
-        for name, read in (("a", self.a), ("b", self.b), ("bias", self.bias)):
+        for name in ("a", "b", "bias", "a_scale", "b_scale", "a_zero_point", "b_sum"):
+            read = getattr(self, name)
             if read is not None and share_elements(out, read):
                 raise ArgumentError(
                     f"out overlaps {name}: a kernel reads it while it writes; pass another tensor"
@@ -159,7 +160,7 @@ class _Call(Arguments):
         residual = self.residual
         if residual is None or not self.beta or not share_elements(out, residual):
             return
-        if not begin_alike(out, residual) or out.stride() != residual.stride():
+        if not begin_alike(out, residual) or steps(out) != steps(residual):
             raise ArgumentError("out overlaps residual; it may be that tensor, or share none of it")
 
     def run(self, out: Tensor, *, fresh: bool) -> None:

@@ -41,10 +41,10 @@ def gemm(
 ) -> Tensor:
     """Return ``activation(alpha * a @ b + bias) + beta * residual``, in f32, rounded once.
 
-    int8 is summed in int32, which K up to 131,071 cannot overflow (beyond, sums past 2**31 wrap); as
-    int32 it is returned exactly, as fp16, bf16 or int8 it is scaled in f32 and rounded once, half to
-    even, int8 saturated. Strides tell the layout: transposed and sliced views are read in place.
-    Inference only.
+    int8 is summed in int32, which K up to 131,071 cannot overflow (beyond, sums past 2**31 wrap);
+    as int32 it is returned exactly, as fp16, bf16 or int8 it is scaled in f32 and rounded once,
+    half to even, int8 saturated. Strides tell the layout: transposed and sliced views are read in
+    place. Inference only.
 
     Args:
         a: (…, M, K), fp16, bf16 or int8 (fp32 and what no kernel fits is computed by torch).
@@ -55,7 +55,7 @@ def gemm(
         beta: factor of the residual, likewise; None for 1 where there is one.
         out: where to write; a matrix with contiguous rows (or columns, for kernels of such a
             layout). It may be the residual itself, but must not overlap it otherwise, nor
-            ``a``, ``b`` or ``bias``: the first call of its shapes is checked for that, later ones
+            anything else that is read: the first call of its shapes is checked for that, later ones
             for an output that begins where ``a`` or ``b`` does.
         activation: ``relu``, ``gelu``, ``gelu_tanh`` or ``silu`` of product and bias.
         gate: ``silu``, ``gelu`` or ``gelu_tanh`` of one half of the columns, times the other half:
