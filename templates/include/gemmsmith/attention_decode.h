@@ -34,6 +34,7 @@ struct DecodeAttention : DecodeShape<Traits> {
   using Appender = DecodeAppender<Traits>;
   using Combine = DecodeCombine<Traits>;
   using Queries = typename Reads::Queries;
+  using typename Shape::Buffer;
   using typename Shape::Element;
   using typename Shape::Place;
   using typename Shape::Rows;
@@ -58,13 +59,13 @@ struct DecodeAttention : DecodeShape<Traits> {
   __device__ static void score(uint32_t buffer, Place const &place, Queries const &queries, Scores &scores) {
     constexpr int kChains = kKeyBlocks * kRowBlocks == 1 ? 2 : 1; /* products that do not wait for each other */
     float chains[kChains][kKeyBlocks][kRowBlocks][4] = {};
-    uint32_t const from = Shape::address_of(buffer, place.lane % 16, place.lane / 16);
+    uint32_t const from = Buffer::address_of(buffer, place.lane % 16, place.lane / 16);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int keys = 0; keys < kKeyBlocks; ++keys) {
         uint32_t words[4];
-        load_matrices(words, Shape::step_on(from + keys * 16 * kPitch, step));
+        load_matrices(words, Buffer::step_on(from + keys * 16 * kPitch, step));
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block) {
           multiply(chains[step % kChains][keys][block], words, queries.words[step][block], Element{});
@@ -178,13 +179,13 @@ struct DecodeAttention : DecodeShape<Traits> {
 
   __device__ static void accumulate(uint32_t buffer, Place const &place, Weights const &weights, Rows &rows) {
     int const lane = place.lane;
-    uint32_t const from = Shape::address_of(buffer, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    uint32_t const from = Buffer::address_of(buffer, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
     for (int keys = 0; keys < kKeyBlocks; ++keys) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t words[4];
-        load_transposed(words, Shape::step_on(from + keys * 16 * kPitch, step));
+        load_transposed(words, Buffer::step_on(from + keys * 16 * kPitch, step));
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block) {
           multiply(rows.sums[step][block], words, weights[keys][block], Element{});

@@ -17,8 +17,8 @@ struct DecodeAppender : DecodeShape<Traits> {
   using typename Shape::Place;
   using Shape::kChunks;
   using Shape::kConstantCache;
-  using Shape::kHeadDim;
   using Shape::kFreshPitch;
+  using Shape::kHeadDim;
   using Shape::kRows;
   using Shape::kTeamThreads;
   using Shape::kThreads;
@@ -160,7 +160,7 @@ struct DecodeAppender : DecodeShape<Traits> {
   __device__ void place_in(uint8_t *buffer, bool value) const {
     uint4 const *const from = reinterpret_cast<uint4 const *>(fresh + (value ? kValueRow : kKeyRow) * kFreshPitch);
     for (int chunk = place.member * 32 + place.lane; chunk < kChunks; chunk += kTeamThreads) {
-      *reinterpret_cast<uint4 *>(buffer + Shape::address_of(0, row, chunk)) = from[chunk];
+      *reinterpret_cast<uint4 *>(buffer + Shape::Buffer::address_of(0, row, chunk)) = from[chunk];
     }
   }
 };

@@ -47,7 +47,7 @@ struct DecodeReads : DecodeShape<Traits> {
           }
           bool const real = key + row < end && 8 * chunk < params.head_dim;
           if (kTile * kChunks % kTeamThreads == 0 || index < kTile * kChunks) {
-            copy_async(Shape::address_of(buffer, row, chunk), base + offset + 8 * chunk, real, policy);
+            copy_async(Shape::Buffer::address_of(buffer, row, chunk), base + offset + 8 * chunk, real, policy);
           }
         }
       }

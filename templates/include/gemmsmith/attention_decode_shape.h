@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "gemmsmith/swizzled_rows.h"
 #include "gemmsmith/warp_instructions.h"
 
 namespace gemmsmith {
@@ -71,21 +72,9 @@ struct DecodeShape {
   static constexpr int kSteps = kHeadDim / 16; /* of an instruction along the head */
   static constexpr int kKeyBlocks = kTile / 16;
 
-  /* Buffers hold rows of 16 byte chunks, which change places within a row so that any eight rows of a column
-   * lie in different banks. A gap behind each row would do so too, but then every second row begins in the
-   * middle of 32 bytes, and what a copy puts across two of these is fetched from L2 twice. */
-  static constexpr int kChunks = kHeadDim / 8;
-  static constexpr int kPitch = 16 * kChunks;
-  static constexpr int kSwizzle = (kChunks & -kChunks) < 8 ? (kChunks & -kChunks) : 8; /* chunks that do */
-  /* Of a buffer, which begins at a multiple of 128 bytes. */
-  __device__ static uint32_t address_of(uint32_t buffer, int row, int chunk) {
-    return ((buffer + 16 * chunk) ^ (16 * (row * kSwizzle / 8 % kSwizzle))) + row * kPitch;
-  }
-  /* Of the chunk 2 `step` further on in a row, from that of its first or second chunk. */
-  __device__ static uint32_t step_on(uint32_t address, int step) {
-    int const within = 32 * step % (16 * kSwizzle);
-    return (address ^ within) + (32 * step - within);
-  }
+  static constexpr int kChunks = kHeadDim / 8; /* of 16 bytes, in a row of a buffer */
+  using Buffer = SwizzledRows<kChunks>;
+  static constexpr int kPitch = Buffer::kPitch;
   static constexpr int kTileBytes = kTile * kPitch;
   static constexpr int kTeamBytes = 2 * kStages * kTileBytes;
   static constexpr int kCopies = (kTile * kChunks + kTeamThreads - 1) / kTeamThreads;
@@ -104,6 +93,7 @@ struct DecodeShape {
   static constexpr int kPartialFloats = kRows * (kHeadDim + 2); /* of a cluster, in the workspace */
 
   static_assert(kHeadDim % 16 == 0 && kHeadDim <= 256, "whole instructions");
+  static_assert(Buffer::banks_differ(), "rows are read at once");
   static_assert(kTile == 16 || kTile == 32, "a lane looks up one page");
   static_assert(kRowBlocks * kHeadDim <= 256, "registers");
   static_assert(Traits::kDependentLaunch || !kConstantCache, "only who starts early can read early");
