@@ -111,6 +111,9 @@ def _is_sum(
     high = sum(step * many for step, _, many in rest)
     first = max(least, -((high - distance) // stride))
     last = min(most, (distance - low) // stride)
-    return any(
-        _is_sum(distance - times * stride, tuple(rest), looked) for times in range(first, last + 1)
-    )
+    for times in range(first, last + 1):
+        if _is_sum(distance - times * stride, tuple(rest), looked):
+            return True
+        if len(looked) > _MOST_LOOKS:
+            break
+    return False
