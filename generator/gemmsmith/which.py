@@ -38,21 +38,29 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """How a kernel is chosen for one call on one GPU."""
+class Told:
+    """What is told of any call on one GPU."""
 
     gpu: str
     sm_count: int
     call: str
-    """Sizes, types, layout and epilogue in words."""
+    """Sizes, types and options in words."""
+    choice: str
+    """The kernel, ``torch`` where the table or lack of a kernel says so."""
+    reason: str
+    built: bool
+    misfits: tuple[tuple[str, int], ...]
+    """Reasons for which other kernels of these types do not fit, and of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Told):
+    """How a kernel is chosen for one GEMM on one GPU."""
+
     bucket: int
     source: str
     """``table``, ``estimate`` or ``nothing``."""
-    choice: str
-    """The kernel, ``torch`` where the table or lack of a kernel says so."""
     tuning: Tuning | None
-    reason: str
-    built: bool
     table: str
     """File of the entry; empty where there is none."""
     notes: tuple[str, ...]
@@ -64,8 +72,6 @@ class Explanation:
     """The best by estimate, the fastest first."""
     fitting: int
     """Kernels that fit, of the plainest kind that has any."""
-    misfits: tuple[tuple[str, int], ...]
-    """Reasons for which other kernels of these types do not fit, and of how many."""
 
     def as_json(self) -> dict[str, Any]:
         """Return everything in plain types."""
@@ -204,12 +210,7 @@ def differences(found: Found, gpu: str, sm_count: int, arch: str) -> list[str]:
 
 def text(told: Explanation) -> str:
     """Return an explanation for a terminal."""
-    state = "" if told.choice in (TORCH, "") else ", built" if told.built else ", not built yet"
-    lines = [
-        f"{told.call} on {told.gpu} with {counted(told.sm_count, 'multiprocessor')}",
-        f"choice: {told.choice or 'none'}{_knobs(told.tuning)}{state}",
-        f"by:     {told.source}: {told.reason}",
-    ]
+    lines = opening(told, f"{told.source}: {told.reason}", _knobs(told.tuning))
     if told.table:
         lines += ["", f"{told.table}, entry of M = {told.bucket}: torch {told.torch_us:.1f} µs"]
         for timing in told.timings:
@@ -230,10 +231,25 @@ def text(told: Explanation) -> str:
             f"{'' if each.built else ' (not built)'}\n"
             f"{'':14}bound by {each.bound}: {limits} µs"
         )
-    if told.misfits:
-        lines += ["", "others of these types do not fit:"]
-        lines += [f"  {count:3} x  {why}" for why, count in told.misfits]
-    return "\n".join(lines)
+    return "\n".join([*lines, *others(told, "these types")])
+
+
+def opening(told: Told, reason: str, knobs: str = "") -> list[str]:
+    """Return the lines about the call, the choice and its reason."""
+    state = "" if told.choice in (TORCH, "") else ", built" if told.built else ", not built yet"
+    return [
+        f"{told.call} on {told.gpu} with {counted(told.sm_count, 'multiprocessor')}",
+        f"choice: {told.choice or 'none'}{knobs}{state}",
+        f"by:     {reason}",
+    ]
+
+
+def others(told: Told, kind: str) -> list[str]:
+    """Return the lines about kernels of that kind that do not fit."""
+    if not told.misfits:
+        return []
+    reasons = [f"  {count:3} x  {why}" for why, count in told.misfits]
+    return ["", f"others of {kind} do not fit:", *reasons]
 
 
 def _knobs(tuning: Tuning | None) -> str:

@@ -101,7 +101,7 @@ def _is_sum(
     """
     if not terms:
         return distance == 0
-    if (distance, len(terms)) in looked or len(looked) > _MOST_LOOKS:
+    if (distance, len(terms)) in looked:
         return False
     looked.add((distance, len(terms)))
     (stride, least, most), *rest = terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmsmith.attn.cost import tile_clocks
 from gemmsmith.attn.cost_multistage import multistage_clocks
@@ -76,6 +76,16 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
     if problem.keys == 0:
         return "there are no keys"
     return ""
+
+
+def named(problem: AttentionProblem) -> AttentionProblem:
+    """Return the call as kernels see it that are asked for by name: torch is no alternative."""
+    return replace(problem, plain=False)
+
+
+def promise_by_name(specs: Sequence[AttentionSpec]) -> bool:
+    """Return whether naming these kernels promises ``constant_cache``: one of them needs it."""
+    return any(spec.constant_cache for spec in specs)
 
 
 def why_none(specs: Sequence[AttentionSpec], problem: AttentionProblem) -> str:

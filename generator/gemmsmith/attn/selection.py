@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemmsmith.arch import Architecture
-from gemmsmith.attn.choose import AttentionProblem, misfit
+from gemmsmith.attn.choose import AttentionProblem, misfit, named, promise_by_name
 from gemmsmith.attn.kernels import plan_of
 from gemmsmith.errors import LaunchError, NoKernelError
 from gemmsmith.launcher import AttentionCall, AttentionKernel
@@ -19,14 +17,14 @@ class AttentionSelection:
         self.shelf = shelf
         self.arch = arch
         specs = shelf.specs
-        self.constant_cache = any(spec.constant_cache for spec in specs)  # naming it is the promise
+        self.constant_cache = promise_by_name(specs)
         self.label = specs[0].name if len(specs) == 1 else f"no attention kernel of {source} fits"
         self.handle = f"{specs[0].name if len(specs) == 1 else 'attention'}@{id(self):x}"
         _selections[self.handle] = self
 
     def refuse(self, problem: AttentionProblem) -> None:
         """Raise NoKernelError where no kernel takes the call, as far as sizes tell."""
-        asked = _named(problem)
+        asked = named(problem)
         reasons = list(dict.fromkeys(misfit(spec, asked) for spec in self.shelf.specs))
         if not self.shelf.specs:
             raise NoKernelError(f"{self.label}: it has none for {self.arch.name}")
@@ -48,7 +46,7 @@ class AttentionSelection:
                 f" {capability[0]}.{capability[1]}: load them with an arch of that GPU"
             )
         self.refuse(problem)
-        asked = _named(problem)
+        asked = named(problem)
         found = plan_of(self.shelf, asked, call)
         if isinstance(found, str):
             self.shelf.look_again()  # another process may have built it
@@ -81,8 +79,3 @@ def attention_selection(handle: str) -> AttentionSelection:
         raise NoKernelError(
             f"{handle!r} is no set of attention kernels of this process: load it again"
         ) from None
-
-
-def _named(problem: AttentionProblem) -> AttentionProblem:
-    """Return the call as kernels see it that are asked for by name: torch is no alternative."""
-    return replace(problem, plain=False)

@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gemmsmith.attn.choose import AttentionProblem, cost, misfit, ranked, why_none
+from gemmsmith.attn.choose import (
+    AttentionProblem,
+    cost,
+    misfit,
+    named,
+    promise_by_name,
+    ranked,
+    why_none,
+)
 from gemmsmith.attn.spec import AttentionSpec
 from gemmsmith.lookup import find_built
 from gemmsmith.tuned import TORCH
+from gemmsmith.which import Told, opening, others
 from gemmsmith.wording import counted
 
 
@@ -25,25 +34,15 @@ class AttentionCandidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionExplanation:
+class AttentionExplanation(Told):
     """How a kernel is chosen for one attention call on one GPU.
 
     Of a call it knows sizes. Strides and addresses that a kernel cannot take are told by
     :func:`gemmsmith.last_kernel`, after the call.
     """
 
-    gpu: str
-    sm_count: int
-    call: str
-    """Sizes, type and options in words."""
-    choice: str
-    """The kernel; ``torch`` where none fits, and with kernels that are named nothing."""
-    reason: str
-    built: bool
     candidates: tuple[AttentionCandidate, ...]
     """Those with the narrowest heads that hold the call's, the best first."""
-    misfits: tuple[tuple[str, int], ...]
-    """Reasons for which other kernels of this type do not fit, and of how many."""
 
     def as_json(self) -> dict[str, Any]:
         """Return everything in plain types."""
@@ -64,8 +63,8 @@ def explain_attention(
     call builds it. Without ``torch_may_run`` they are named by the call, which is their promise.
     """
     if not torch_may_run:
-        promised = problem.constant_cache or any(spec.constant_cache for spec in specs)
-        problem = replace(problem, plain=False, constant_cache=promised)
+        promised = problem.constant_cache or promise_by_name(specs)
+        problem = replace(named(problem), constant_cache=promised)
     order = ranked(specs, problem, sm_count)
     built = find_built(order)
     best = cost(order[0], problem, sm_count) if order else 0.0
@@ -116,19 +115,11 @@ def _words(problem: AttentionProblem) -> str:
 
 def text(told: AttentionExplanation) -> str:
     """Return an explanation for a terminal."""
-    state = "" if told.choice in (TORCH, "") else ", built" if told.built else ", not built yet"
-    lines = [
-        f"{told.call} on {told.gpu} with {counted(told.sm_count, 'multiprocessor')}",
-        f"choice: {told.choice or 'none'}{state}",
-        f"by:     {told.reason}",
-    ]
+    lines = opening(told, told.reason)
     if told.candidates:
         lines += ["", "kernels of the narrowest heads that fit, by estimate (for ranking only)"]
         lines += [
             f"  {each.cost:6.2f}  {each.kernel}{'' if each.built else ' (not built)'}"
             for each in told.candidates
         ]
-    if told.misfits:
-        lines += ["", "others of this type do not fit:"]
-        lines += [f"  {count:3} x  {why}" for why, count in told.misfits]
-    return "\n".join(lines)
+    return "\n".join([*lines, *others(told, "this type")])

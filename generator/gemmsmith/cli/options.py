@@ -100,10 +100,10 @@ def attention_specs_of(path: Path | None, archs: Sequence[str] | None) -> tuple[
     Raises:
         ConfigError, BundleError: as :func:`specs_of` does.
     """
-    from gemmsmith.config import load_kernels
+    from gemmsmith.attn.config import load_attention
 
     _refuse_bundle(path)
-    return tuple(load_kernels(source_of(path), arch=architectures(archs))[1])
+    return load_attention(source_of(path), arch=architectures(archs))
 
 
 def all_specs_of(
