@@ -19,6 +19,6 @@ PROMPT = AttentionProblem(
     window=0,
     paged=False,
     packed=False,
-    plain=True,
+    lengths=False,
 )
 STEP = replace(PROMPT, queries=1, keys=4096)

@@ -81,7 +81,7 @@ def test_kernels_that_read_early_are_for_calls_that_promise_it() -> None:
     words = "pass constant_cache=True where it writes the newest alone"
     assert words in misfit(EARLY, STEP)
     assert (misfit(EARLY, PROMISED), misfit(LATE, PROMISED)) == ("", "")
-    assert "packed" in misfit(EARLY, replace(STEP, packed=True, plain=False))
+    assert "packed" in misfit(EARLY, replace(STEP, packed=True))
     shipped = load_attention(configs_dir() / "kernels", arch=["sm_90a"])
     for size, keys, batch in ((64, 700, 1), (96, 5000, 4), (128, 1024, 16), (256, 16384, 1)):
         call = replace(STEP, head_dim=size, keys=keys, batch=batch)

@@ -127,13 +127,13 @@ def test_kernels_of_many_queries_ship_for_every_head_and_gpu(arch: str) -> None:
         ({"head_dim": 80}, 128, "multistage"),
         ({"head_dim": 96}, 128, "multistage"),
         ({"head_dim": 256}, 256, "multistage"),
-        ({"plain": False}, 128, "multistage"),  # with lengths
-        ({"head_dim": 80, "plain": False}, 128, "multistage"),
-        ({"packed": True, "plain": False, "batch": 4}, 128, "multistage"),
-        ({"window": 2048, "plain": False}, 128, "multistage"),  # cuts nothing
-        ({"window": 500, "plain": False}, 128, "split_kv"),
-        ({"capped": True, "plain": False}, 128, "split_kv"),
-        ({"paged": True, "plain": False}, 128, "split_kv"),
+        ({"lengths": True}, 128, "multistage"),
+        ({"head_dim": 80, "lengths": True}, 128, "multistage"),
+        ({"packed": True, "batch": 4}, 128, "multistage"),
+        ({"window": 2048}, 128, "multistage"),  # cuts nothing
+        ({"window": 500}, 128, "split_kv"),
+        ({"capped": True}, 128, "split_kv"),
+        ({"paged": True}, 128, "split_kv"),
         ({"queries": 1, "keys": 4096}, 128, "split_kv"),
         ({"queries": 8, "keys": 4096}, 128, "split_kv"),
     ],
@@ -149,7 +149,7 @@ def test_prompts_run_in_tiles_of_queries_and_decoding_in_parts_of_keys(
 
 def test_older_gpus_have_tiles_of_queries_alone() -> None:
     for arch in (SM_70, SM_75):
-        for change in ({}, {"queries": 1}, {"packed": True, "plain": False}):
+        for change in ({}, {"queries": 1}, {"packed": True}):
             best = ranked(shipped(arch), replace(PROMPT, dtype=FP16, **change), 40)[0]
             assert best.name == f"attention_fp16_d128_32x128_s2_ms_{arch.suffix}"
         assert not ranked(shipped(arch), PROMPT, 40)
@@ -159,9 +159,9 @@ def test_older_gpus_have_tiles_of_queries_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"window": 2047, "plain": False}, "does not cut keys to a window"),
-        ({"capped": True, "plain": False}, "does not cap scores"),
-        ({"paged": True, "plain": False}, "does not read a block table"),
+        ({"window": 2047}, "does not cut keys to a window"),
+        ({"capped": True}, "does not cap scores"),
+        ({"paged": True}, "does not read a block table"),
         ({"keys": 0}, "there are no keys"),
         ({"head_dim": 136}, "takes heads up to 128, the call has 136"),
         ({"head_dim": 100}, "head_dim 100 is no multiple of 8"),

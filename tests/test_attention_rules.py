@@ -149,7 +149,7 @@ def shipped(arch: Architecture = SM_90A) -> tuple[AttentionSpec, ...]:
         ({"batch": 64}, (8, 128), "split_kv"),
         ({"queries": 2}, (8, 128), "split_kv"),
         ({"queries": 8}, (32, 64), "split_kv"),
-        ({"window": 1024, "plain": False}, (8, 128), "split_kv"),
+        ({"window": 1024}, (8, 128), "split_kv"),
         ({"head_dim": 64, "heads": 71, "kv_heads": 1}, (32, 128), "split_kv"),
         ({"head_dim": 64, "heads": 71, "kv_heads": 1, "batch": 8}, (72, 64), "split_kv"),
         ({"head_dim": 64, "heads": 14, "kv_heads": 2, "keys": 131072}, (8, 256), "split_kv"),
@@ -157,7 +157,7 @@ def shipped(arch: Architecture = SM_90A) -> tuple[AttentionSpec, ...]:
         ({"head_dim": 256, "heads": 8, "kv_heads": 4}, (8, 64), "split_kv"),
         ({"queries": 2048, "keys": 2048}, None, "pingpong"),
         ({"queries": 4096, "batch": 4}, None, "pingpong"),
-        ({"queries": 2048, "paged": True, "plain": False}, (32, 64), "split_kv"),
+        ({"queries": 2048, "paged": True}, (32, 64), "split_kv"),
     ],
     ids=str,
 )
@@ -178,14 +178,23 @@ def test_torch_keeps_many_queries_where_tiles_of_queries_have_no_kernel() -> Non
         "attention_bf16_d128_8x128_w1x8_s1_split_sm80 is for few queries: torch is faster with more"
         " than 64"
     )
-    assert ranked(specs, replace(many, plain=False), 108)
+    assert ranked(specs, replace(many, named=True), 108)
+
+
+@pytest.mark.parametrize(
+    "asked", ["lengths", "paged", "packed", "appends", "window", "capped", "named"]
+)
+def test_torch_has_fast_kernels_for_nothing_but_plain_calls(asked: str) -> None:
+    more: dict[str, Any] = {asked: 16 if asked == "window" else True}
+    assert STEP.torch_is_fast
+    assert not replace(STEP, **more).torch_is_fast
 
 
 def test_what_no_kernel_takes_is_said() -> None:
-    packed = replace(STEP, packed=True, plain=False)
+    packed = replace(STEP, packed=True)
     assert "does not take packed sequences" in misfit(DECODE, packed)
     assert "does not read a block table" in misfit(PREFILL, replace(STEP, paged=True))
-    assert misfit(DECODE, replace(STEP, paged=True, plain=False)) == ""
+    assert misfit(DECODE, replace(STEP, paged=True)) == ""
     assert "there are no keys" in misfit(DECODE, replace(STEP, keys=0))
     assert "takes heads up to 128" in misfit(DECODE, replace(STEP, head_dim=256))
     assert "takes bf16, the call has fp16" in misfit(DECODE, replace(STEP, dtype=FP16))

@@ -28,7 +28,7 @@ STEP = AttentionProblem(
     causal=False,
     window=0,
     paged=False,
-    plain=True,
+    lengths=False,
     packed=False,
 )
 DECODE, EARLY = (
@@ -58,8 +58,8 @@ def told(*words: str) -> dict[str, Any]:
     [
         {},
         {"queries": 2048, "keys": 2048, "causal": True},
-        {"batch": 16, "plain": False, "paged": True},
-        {"plain": False, "appends": True, "constant_cache": True},
+        {"batch": 16, "paged": True},
+        {"lengths": True, "appends": True, "constant_cache": True},
         {"head_dim": 72, "queries": 300},
     ],
     ids=str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gemmsmith.attn.cost import tile_clocks
 from gemmsmith.attn.cost_multistage import multistage_clocks
@@ -33,8 +33,8 @@ class AttentionProblem:
     """0 for none."""
     paged: bool
     """Whether keys are found through a block table."""
-    plain: bool
-    """Whether torch's fast kernels can take it: no lengths, block table, window or softcap."""
+    lengths: bool
+    """Whether the call tells the keys of each sequence."""
     packed: bool
     """Whether sequences are packed one after the other."""
     constant_cache: bool = False
@@ -43,6 +43,21 @@ class AttentionProblem:
     """Whether the kernel is to write the newest key and value of each sequence to the cache."""
     capped: bool = False
     """Whether scores have a softcap."""
+    named: bool = False
+    """Whether the call names its kernels, so that torch is no alternative."""
+
+    @property
+    def torch_is_fast(self) -> bool:
+        """Whether torch's fast kernels may take it, which know none of these."""
+        return not (
+            self.lengths
+            or self.paged
+            or self.packed
+            or self.appends
+            or self.window
+            or self.capped
+            or self.named
+        )
 
 
 def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
@@ -62,7 +77,7 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
                 " constant_cache=True where it writes the newest alone, and lengths and block_table"
                 " need no copy"
             )
-        if problem.plain and problem.queries > _MOST_QUERIES:
+        if problem.torch_is_fast and problem.queries > _MOST_QUERIES:
             return f"{spec.name} is for few queries: torch is faster with more than {_MOST_QUERIES}"
     elif problem.paged:
         return f"{spec.name} does not read a block table"
@@ -76,11 +91,6 @@ def misfit(spec: AttentionSpec, problem: AttentionProblem) -> str:
     if problem.keys == 0:
         return "there are no keys"
     return ""
-
-
-def named(problem: AttentionProblem) -> AttentionProblem:
-    """Return the call as kernels see it that are asked for by name: torch is no alternative."""
-    return replace(problem, plain=False)
 
 
 def promise_by_name(specs: Sequence[AttentionSpec]) -> bool:

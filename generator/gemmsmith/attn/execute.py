@@ -174,13 +174,9 @@ def problem_of(call: Attention | PackedAttention) -> AttentionProblem:
         paged=isinstance(call, Attention) and call.block_table is not None,
         constant_cache=isinstance(call, Attention) and call.constant_cache,
         appends=isinstance(call, Attention) and call.newest is not None,
+        lengths=isinstance(call, Attention) and call.lengths is not None,
         packed=not dense,
         capped=call.softcap is not None,
-        plain=isinstance(call, Attention)
-        and call.lengths is None
-        and call.block_table is None
-        and call.window is None
-        and call.softcap is None,
     )
 
 

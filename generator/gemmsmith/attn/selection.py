@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gemmsmith.arch import Architecture
-from gemmsmith.attn.choose import AttentionProblem, misfit, named, promise_by_name
+from gemmsmith.attn.choose import AttentionProblem, misfit, promise_by_name
 from gemmsmith.attn.kernels import plan_of
 from gemmsmith.errors import LaunchError, NoKernelError
 from gemmsmith.launcher import AttentionCall, AttentionKernel
@@ -24,7 +26,7 @@ class AttentionSelection:
 
     def refuse(self, problem: AttentionProblem) -> None:
         """Raise NoKernelError where no kernel takes the call, as far as sizes tell."""
-        asked = named(problem)
+        asked = replace(problem, named=True)
         reasons = list(dict.fromkeys(misfit(spec, asked) for spec in self.shelf.specs))
         if not self.shelf.specs:
             raise NoKernelError(f"{self.label}: it has none for {self.arch.name}")
@@ -46,7 +48,7 @@ class AttentionSelection:
                 f" {capability[0]}.{capability[1]}: load them with an arch of that GPU"
             )
         self.refuse(problem)
-        asked = named(problem)
+        asked = replace(problem, named=True)
         found = plan_of(self.shelf, asked, call)
         if isinstance(found, str):
             self.shelf.look_again()  # another process may have built it

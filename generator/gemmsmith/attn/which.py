@@ -11,7 +11,6 @@ from gemmsmith.attn.choose import (
     AttentionProblem,
     cost,
     misfit,
-    named,
     promise_by_name,
     ranked,
     why_none,
@@ -64,7 +63,7 @@ def explain_attention(
     """
     if not torch_may_run:
         promised = problem.constant_cache or promise_by_name(specs)
-        problem = replace(named(problem), constant_cache=promised)
+        problem = replace(problem, named=True, constant_cache=promised)
     order = ranked(specs, problem, sm_count)
     built = find_built(order)
     best = cost(order[0], problem, sm_count) if order else 0.0

@@ -79,7 +79,7 @@ def which_attention(
         causal=causal or appends,
         window=min(window, keys),
         paged=paged,
-        plain=not (lengths or paged or packed or appends or window or softcap),
+        lengths=lengths,
         packed=packed,
         constant_cache=constant_cache,
         appends=appends,
