@@ -41,8 +41,9 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;
   alignas(16) unsigned char slot[32];
 };
+constexpr size_t kGuard = 4096; /* bytes behind a block's shared memory, which nobody writes */
 struct Block {
-  std::vector<uint8_t> shared;
+  std::vector<uint8_t> shared; /* and the guard */
   Barrier named[16];
 };
 
@@ -93,7 +94,7 @@ void put(Value const &value) {
   std::memcpy(here().slot, &value, sizeof value);
 }
 inline uint8_t *shared(int rank, uint32_t address, size_t bytes) {
-  if (address + bytes > blocks[rank].shared.size()) {
+  if (address + bytes + kGuard > blocks[rank].shared.size()) {
     __builtin_trap();
   }
   return blocks[rank].shared.data() + address;
@@ -151,7 +152,7 @@ inline void run_cluster(std::vector<uint3> const &places, size_t shared_bytes) {
   }
   blocks.assign(places.size(), Block{});
   for (Block &block : blocks) {
-    block.shared.assign(shared_bytes, 0xff); /* NaN of every type */
+    block.shared.assign(shared_bytes + kGuard, 0xff); /* NaN of every type */
   }
   warps.assign(count / 32, Barrier{});
   cluster = ahead = Barrier{};
@@ -180,6 +181,11 @@ inline void run_cluster(std::vector<uint3> const &places, size_t shared_bytes) {
         swapcontext(&scheduler, &here().context);
         left += !here().done;
       }
+    }
+  }
+  for (Block const &block : blocks) {
+    if (std::any_of(block.shared.end() - kGuard, block.shared.end(), [](uint8_t byte) { return byte != 0xff; })) {
+      __builtin_trap();
     }
   }
 }
