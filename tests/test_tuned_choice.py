@@ -15,7 +15,7 @@ from gemmsmith.spec import Alignment, KernelSpec
 from gemmsmith.tables import forget_tables, own_tables
 from gemmsmith.tuned import TORCH, left_to_torch
 from gpus import H200, count_as_loaded
-from tuned_data import CALL, FAST, SLOW, entry, table, timing
+from tuned_data import CALL, FAST, SLOW, SPLIT, entry, table, timing
 
 pytestmark = pytest.mark.usefixtures("no_tables")
 
@@ -79,6 +79,21 @@ def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPa
     told = "torch is faster here, as the tuned table t.yaml says"
     assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=260)) == told
     assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=300)) != told
+
+
+def test_kernels_far_behind_one_that_is_gone_leave_calls_to_those_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """113 µs where the winner, since replaced by its twin, had 33."""
+    chosen = choose([FAST, SLOW], CALL, 132)
+    assert chosen is not None
+    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    for behind, name in ((1.1, other.name), (1.3, usual.name)):
+        timings = [timing(SPLIT, 1.5), timing(other, 1.5 / behind)]
+        table(own_tables() / "t.yaml", entry(timings))
+        assert planned(monkeypatch, FAST, SLOW)[0] == name
+    table(own_tables() / "t.yaml", entry([*timings, timing(usual, 0.5)]))
+    assert planned(monkeypatch, FAST, SLOW)[0] == other.name  # all that there are were timed
 
 
 def test_widths_that_only_direct_stores_take_stay_with_our_kernels() -> None:

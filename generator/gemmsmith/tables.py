@@ -32,6 +32,9 @@ from gemmsmith.tuned_file import read_table
 
 EMPTIER = 1.1  # tiles of rows for each row, over those at the bucket, up to which timings hold
 NEARLY = 1.08  # of the bucket's rows: so near a call is to it that what was fastest there counts
+BEHIND = (
+    1.2  # times as long as the fastest, from where on a kernel that was not timed may do better
+)
 FEW_ROWS = 64  # up to here the weights must be read whatever the tiles
 MANY_ROWS = 2048  # from here on a last tile matters little
 _SUFFIXES = (".yaml", ".yml")
@@ -85,7 +88,8 @@ class Tables:
         ``specs`` are the kernels there are, by name; ``torch`` says whether torch may run. What
         does not fit, or was edited since, is left out. It ends before what a number of rows beside
         the bucket's makes another matter: three tiles for 300 rows where 256 had two, or two that
-        330 rows leave emptier than 384 did.
+        330 rows leave emptier than 384 did; and before kernels that are far behind the fastest,
+        which may be gone, where others fit that were not timed.
         """
         found = self.find(problem)
         if found is None:
@@ -98,12 +102,15 @@ class Tables:
             yield reason
             may_run = False
         types = (problem.a, problem.d)
-        timed = {timed_as(s, entry.a): s for s in specs.values() if (s.a, s.d) == types}
+        kernels = {timed_as(s, entry.a): s for s in specs.values() if (s.a, s.d) == types}
+        fastest = min((timing.us for timing in entry.timings), default=0.0)
         for timing in entry.order():
-            spec = timed.get(timing.kernel)
+            spec = kernels.get(timing.kernel)
             if spec is None or misfit(spec, problem):
                 continue
             if not _carries_over(spec, entry, problem.m):
+                return
+            if timing.us > BEHIND * fastest and _has_untimed(kernels, entry, problem):
                 return
             if may_run and timing.ratio < FAIR and timing.kernel != entry.winner:
                 yield reason
@@ -118,6 +125,12 @@ def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
         return False
     there, here = tiles_of_rows(spec, entry.m), tiles_of_rows(spec, m)
     return there == here or here * entry.m <= EMPTIER * there * m
+
+
+def _has_untimed(kernels: Mapping[str, KernelSpec], entry: Entry, problem: GemmProblem) -> bool:
+    """Whether a kernel fits that the entry does not tell of; ``kernels`` are named as there."""
+    told = {timing.kernel for timing in entry.timings}
+    return any(name not in told and not misfit(spec, problem) for name, spec in kernels.items())
 
 
 def _torch_carries_over(entry: Entry, m: int) -> bool:

@@ -101,10 +101,8 @@ def explain_choice(
     named = {spec.name: spec for spec in specs}
     told = next(tables.choices(problem, named, torch=torch_may_run), None)
     notes = _notes(tables, found, specs, problem, gpu, sm_count)
-    if told is None and _counts_elsewhere(found, fitting, problem, torch=torch_may_run):
-        notes.insert(
-            0, f"the entry does not count at {problem.m} rows: other widths may fit better"
-        )
+    if told is None and (why := _does_not_count(found, fitting, problem, torch=torch_may_run)):
+        notes.insert(0, why)
     built = find_built([*fitting, *([told.spec] if isinstance(told, Choice) else [])])
     candidates = tuple(
         _candidate(choice, problem, sm_count, built=choice.spec in built)
@@ -162,15 +160,25 @@ def _candidate(choice: Choice, problem: GemmProblem, sm_count: int, *, built: bo
     )
 
 
-def _counts_elsewhere(
+def _does_not_count(
     found: Found | None, specs: Iterable[KernelSpec], problem: GemmProblem, *, torch: bool
-) -> bool:
-    """Whether an entry, for another number of rows, knows one of ``specs`` or prefers torch."""
-    if found is None or found.entry.m == problem.m:
-        return False
-    timed = {timing.kernel for timing in found.entry.timings}
-    known = any(timed_as(spec, found.entry.a) in timed for spec in specs)
-    return known or (torch and found.entry.winner == TORCH)
+) -> str:
+    """Return why an entry is left that knows one of ``specs`` or prefers torch; empty where none
+    does."""
+    if found is None:
+        return ""
+    entry = found.entry
+    names = {timed_as(spec, entry.a) for spec in specs}
+    known = [timing.us for timing in entry.timings if timing.kernel in names]
+    if entry.m != problem.m and (known or (torch and entry.winner == TORCH)):
+        return f"the entry does not count at {problem.m} rows: other widths may fit better"
+    if not known:
+        return ""
+    behind = min(known) / min(timing.us for timing in entry.timings)
+    return (
+        f"the entry does not count: of its kernels those that are here take {behind:.2f} times as"
+        " long as its fastest, and others fit that were not timed"
+    )
 
 
 def _notes(
