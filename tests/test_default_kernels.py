@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.arch import ARCHITECTURES, Architecture
+from gemmsmith.bench.model_shapes import load_model
+from gemmsmith.choose import choose
 from gemmsmith.config import inspect_file, load_specs
+from gemmsmith.dtypes import BF16, INT8, DType
+from gemmsmith.problem import GemmProblem
 from gemmsmith.resources import configs_dir
 
 KERNELS = configs_dir() / "kernels"
@@ -18,14 +22,15 @@ FILES = {
     "ampere.yaml": {"sm_80": 17, "sm_86": 3, "sm_87": 3},
     "ada.yaml": {"sm_89": 3},
     "hopper.yaml": {"sm_90a": 285},
-    "hopper_constant.yaml": {"sm_90a": 45},
+    "hopper_constant.yaml": {"sm_90a": 47},
     "hopper_epilogues.yaml": {"sm_90a": 56},
 }
+MODELS = sorted(path.stem for path in (configs_dir() / "models").glob("*.yaml"))
 
 
 def test_how_many_kernels_ship() -> None:
     specs = load_specs(KERNELS)
-    assert len(specs) == len({spec.name for spec in specs}) == 422
+    assert len(specs) == len({spec.name for spec in specs}) == 424
     assert (
         sum(spec.gate == spec.activation == "none" and not spec.zero_point for spec in specs) == 360
     )
@@ -58,3 +63,41 @@ def test_each_file_says_why() -> None:
         families = [line for line in text.splitlines() if line.startswith("  - name: ")]
         comments = [line for line in text.splitlines() if "# " in line]
         assert len(comments) > len(families), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", [BF16, INT8], ids=lambda dtype: dtype.name)
+def test_steps_of_decoding_fetch_weights_early(model: str, dtype: DType) -> None:
+    """Every product of a layer whose weights are promised, for up to 16 sequences, by estimate."""
+    specs = load_specs(KERNELS, arch=["sm_90a"])
+    for shape in load_model(model).shapes:
+        if shape.op not in ("qkv", "attn_out", "gate_up", "down"):
+            continue
+        gate = "silu" if shape.op == "gate_up" else "none"
+        added = shape.op in ("attn_out", "down")
+        for m in (1, 4, 16):
+            call = GemmProblem(
+                m=m,
+                n=shape.n,
+                k=shape.k,
+                a=dtype,
+                b=dtype,
+                d=BF16,
+                scaled=dtype == INT8,
+                gate=gate,
+                residual=added,
+                constant_b=True,
+            )
+            chosen = choose(specs, call, 132)
+            assert chosen is not None
+            assert chosen.spec.constant_b, (shape, m, chosen.spec.name)
+
+
+def test_what_a_block_fetches_early_as_a_whole_is_not_split() -> None:
+    """Of 576 features (SmolLM2) each part would wait for others, and nothing for memory."""
+    specs = load_specs(KERNELS, arch=["sm_90a"])
+    for k, split in ((576, 1), (4096, 2)):
+        call = GemmProblem(m=1, n=k, k=k, a=BF16, b=BF16, d=BF16, residual=True, constant_b=True)
+        chosen = choose(specs, call, 132)
+        assert chosen is not None
+        assert chosen.spec.split_k == split

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gemmsmith.fit import misfit
-from gemmsmith.footprint import lean_blocks
+from gemmsmith.footprint import lean_blocks, stages_that_fit
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 
@@ -77,6 +77,8 @@ CLUSTER_SUM = 0.541  # µs in which the blocks of a cluster exchange sums
 OVERLAPPED = 0.791  # of what a wave that is not full costs where blocks share a multiprocessor
 DEPENDENT = 1.71  # µs of launch and fill that a dependent launch hides
 EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
+WAITS = 2.5  # µs more of kernels that might read it so and do not: in a model others are ahead
+GATE_WAITS = 6.5  # the same of gates
 LONELY = 0.414  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
 LONELY_BELOW = 0.935  # ... on a GPU that is filled up to here
 CLUSTERED = {4: 0.88, 8: 0.91}  # share of the multiprocessors that clusters of this size can use
@@ -201,9 +203,12 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     split = spec.scheduler == "stream_k"
     if split:
         rounds = max(1.0, full)
-    # Clusters along the tokens of a swapped kernel keep their multiprocessors to themselves.
+    # Clusters along the tokens of a swapped kernel keep their multiprocessors to themselves; and
+    # where all of a block's weights are on their way ahead of the wait, it does not matter.
     paired = spec.swap and spec.cluster.m > 1
-    lonely = spec.dependent_launch and full < LONELY_BELOW and not paired
+    steps = math.ceil(problem.k / (spec.split_k * tile.k))
+    early = lean and spec.constant_b and steps <= (spec.stages or stages_that_fit(spec))
+    lonely = spec.dependent_launch and full < LONELY_BELOW and not paired and not early
     access = min(spec.alignment.a * size, spec.alignment.b * spec.b.bytes, WIDEST_ACCESS)
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0) * access / WIDEST_ACCESS
     reading = SHARED_PER_SM * (ALONE if spec.schedule == "warp_specialized" else 1.0)
@@ -235,7 +240,10 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         "lean": (LEAN_RAMP + LEAN_EPILOGUE * area / spec.split_k) * (1.0 if overlapped else rounds),
     }.get(spec.schedule, RAMP * rounds)
     exposed -= DEPENDENT if spec.dependent_launch else 0.0
-    exposed -= EARLY_WEIGHTS if spec.constant_b else 0.0
+    if spec.constant_b:
+        exposed -= EARLY_WEIGHTS
+    elif problem.constant_b:
+        exposed += WAITS if problem.gate == "none" else GATE_WAITS
     exposed += CLUSTER_SUM if spec.split_k > 1 else 0.0
     if problem.activation != "none":  # ping-pong hides all but the last tile's
         exposed += (
