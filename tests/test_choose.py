@@ -12,7 +12,7 @@ import pytest
 
 from gemmsmith.arch import SM_70, SM_75, SM_80, SM_90A, Architecture
 from gemmsmith.bench.model_shapes import load_model, model_names
-from gemmsmith.choose import choose, estimate, slots, tiles, tune, waves
+from gemmsmith.choose import choose, costs, estimate, slots, tiles, tune, waves
 from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.fit import misfit
@@ -95,6 +95,13 @@ def test_k_is_split_where_tiles_are_few_and_deep_alone() -> None:
         problem(16, 64 * 28, 256),
     )
     assert names([one, four], few, many, flat) == [four.name, one.name, one.name]
+
+
+def test_k_counts_in_whole_steps_of_the_longest_part() -> None:
+    """576 is three steps of 256: of two parts one has as many as both of 1024 have."""
+    spec = lean(split_k=2, tile=Tile(16, 64, 256))
+    loops = [costs(spec, problem(16, 960, k), 132).limits["TMA"] for k in (576, 1024, 512)]
+    assert loops[0] == loops[1] == 2 * loops[2]
 
 
 def test_a_dependent_launch_is_preferred_where_blocks_fill_the_gpu() -> None:

@@ -91,13 +91,3 @@ def test_steps_of_decoding_fetch_weights_early(model: str, dtype: DType) -> None
             chosen = choose(specs, call, 132)
             assert chosen is not None
             assert chosen.spec.constant_b, (shape, m, chosen.spec.name)
-
-
-def test_what_a_block_fetches_early_as_a_whole_is_not_split() -> None:
-    """Of 576 features (SmolLM2) each part would wait for others, and nothing for memory."""
-    specs = load_specs(KERNELS, arch=["sm_90a"])
-    for k, split in ((576, 1), (4096, 2)):
-        call = GemmProblem(m=1, n=k, k=k, a=BF16, b=BF16, d=BF16, residual=True, constant_b=True)
-        chosen = choose(specs, call, 132)
-        assert chosen is not None
-        assert chosen.spec.split_k == split

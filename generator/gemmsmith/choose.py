@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gemmsmith.fit import misfit
-from gemmsmith.footprint import lean_blocks, stages_that_fit
+from gemmsmith.footprint import lean_blocks
 from gemmsmith.problem import GemmProblem
 from gemmsmith.spec import KernelSpec
 
@@ -203,17 +203,14 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     split = spec.scheduler == "stream_k"
     if split:
         rounds = max(1.0, full)
-    # Clusters along the tokens of a swapped kernel keep their multiprocessors to themselves; and
-    # where all of a block's weights are on their way ahead of the wait, it does not matter.
+    # Clusters along the tokens of a swapped kernel keep their multiprocessors to themselves.
     paired = spec.swap and spec.cluster.m > 1
-    steps = math.ceil(problem.k / (spec.split_k * tile.k))
-    early = lean and spec.constant_b and steps <= (spec.stages or stages_that_fit(spec))
-    lonely = spec.dependent_launch and full < LONELY_BELOW and not paired and not early
+    lonely = spec.dependent_launch and full < LONELY_BELOW and not paired
     access = min(spec.alignment.a * size, spec.alignment.b * spec.b.bytes, WIDEST_ACCESS)
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0) * access / WIDEST_ACCESS
     reading = SHARED_PER_SM * (ALONE if spec.schedule == "warp_specialized" else 1.0)
-    whole = problem.k * size
-    depth = whole / spec.split_k
+    # The longest of the parts of K, in whole steps.
+    depth = math.ceil(math.ceil(problem.k / tile.k) / spec.split_k) * tile.k * size
     main_loops = {
         "tensor cores": tile.m * tile.n * depth / MATH_PER_SM,
         # A once, B for each 64 rows of A
