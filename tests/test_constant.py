@@ -13,7 +13,7 @@ import torch
 
 import gemmsmith
 from gemmsmith import nn
-from gemmsmith.choose import EARLY_WEIGHTS, GATE_WAITS, WAITS, costs, rank
+from gemmsmith.choose import EARLY_WEIGHTS, GATES_FLATTERED, WAITS, costs, rank
 from gemmsmith.constant import HANDLE, handle_of
 from gemmsmith.dtypes import BF16
 from gemmsmith.errors import ArgumentError, ArgumentTypeError, IllegalKernelError, NoKernelError
@@ -71,16 +71,18 @@ def test_the_kernel_fits_calls_that_promise_and_no_others() -> None:
 
 
 def test_what_it_hides_is_taken_off_the_estimate() -> None:
-    early, late = (costs(spec, PROMISED, 132).exposed for spec in (EARLY, LATE))
-    alone = costs(LATE, CALL, 132).exposed
-    assert alone - early == pytest.approx(EARLY_WEIGHTS)
-    assert late - alone == pytest.approx(WAITS)  # a model has other kernels ahead
+    early, late = (costs(spec, PROMISED, 132) for spec in (EARLY, LATE))
+    assert late.exposed - early.exposed == pytest.approx(EARLY_WEIGHTS)
+    alone = costs(LATE, CALL, 132)
+    assert late.exposed == alone.exposed
+    assert late.total - alone.total == pytest.approx(WAITS)  # a model has other kernels ahead
+    many = [replace(call, m=65) for call in (CALL, PROMISED)]
+    assert costs(LATE, many[0], 132) == costs(LATE, many[1], 132)  # those of prompts are long
     gated = replace(LATE, gate="silu", residual=False)
     alone, late = (
-        costs(gated, replace(call, gate="silu", residual=False), 132).exposed
-        for call in (CALL, PROMISED)
+        costs(gated, replace(call, gate="silu", residual=False), 132) for call in (CALL, PROMISED)
     )
-    assert late - alone == pytest.approx(GATE_WAITS)
+    assert late.total - alone.total == pytest.approx(WAITS + GATES_FLATTERED)
     assert [choice.spec for choice in rank([LATE, EARLY], PROMISED, 132)] == [EARLY, LATE]
     assert [choice.spec for choice in rank([LATE, EARLY], CALL, 132)] == [LATE]
 

@@ -43,20 +43,6 @@ def test_the_shortlist_is_the_estimates_best_and_earlier_winners() -> None:
     assert len(shortlist(pool, long, SMS, 8)) == 5
 
 
-@pytest.mark.parametrize("epilogue", ["gate", "residual", "plain"])
-def test_what_waits_for_a_promised_weight_is_timed_for_products_alone(epilogue: str) -> None:
-    """In a layer it would wait for the norm or the attention ahead, beside itself for nothing."""
-    pool = load_specs(configs_dir() / "kernels", arch=["sm_90a"])
-    more: dict[str, Any] = {"gate": {"gate": "silu"}, "residual": {"residual": True}, "plain": {}}
-    few = dataclasses.replace(JOB.problem, m=4, constant_b=True, **more[epilogue])
-    early = {choice.spec.constant_b for choice in shortlist(pool, few, SMS, 100)}
-    assert early == ({True, False} if epilogue == "plain" else {True})
-    many = dataclasses.replace(
-        few, m=2048
-    )  # by estimate others are the best: all of them are timed
-    assert {choice.spec.constant_b for choice in shortlist(pool, many, SMS, 100)} == {True, False}
-
-
 def test_knobs_are_turned_where_they_may_matter() -> None:
     large = Job(weight=WEIGHT, m=8192).problem
     found = variants(A, large, SMS)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
-from gemmsmith.choose import Choice, Tuning, choose
+from gemmsmith.choose import WAITS, Choice, Tuning, choose
+from gemmsmith.config import load_specs
 from gemmsmith.dtypes import BF16
 from gemmsmith.kernelset import KernelSet
 from gemmsmith.problem import GemmProblem, packed_problem
+from gemmsmith.resources import configs_dir
 from gemmsmith.selection import Plan
 from gemmsmith.spec import Alignment, KernelSpec
 from gemmsmith.tables import forget_tables, own_tables
-from gemmsmith.tuned import TORCH, left_to_torch
+from gemmsmith.tuned import TORCH, identified, left_to_torch
+from gemmsmith.which import explain_choice
 from gpus import H200, count_as_loaded
+from real_kernels import LEAN_CONSTANT
 from tuned_data import CALL, FAST, SLOW, SPLIT, entry, table, timing
 
 pytestmark = pytest.mark.usefixtures("no_tables")
@@ -81,19 +86,71 @@ def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPa
     assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=300)) != told
 
 
-def test_kernels_far_behind_one_that_is_gone_leave_calls_to_those_not_timed(
+def usual_and_other() -> tuple[KernelSpec, KernelSpec]:
+    """The kernel that the estimate takes for CALL, and the other one."""
+    chosen = choose([FAST, SLOW], CALL, 132)
+    assert chosen is not None
+    return (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+
+
+def test_kernels_far_behind_one_that_is_gone_leave_calls_to_a_better_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """113 µs where the winner, since replaced by its twin, had 33."""
-    chosen = choose([FAST, SLOW], CALL, 132)
-    assert chosen is not None
-    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    usual, other = usual_and_other()
     for behind, name in ((1.1, other.name), (1.3, usual.name)):
         timings = [timing(SPLIT, 1.5), timing(other, 1.5 / behind)]
         table(own_tables() / "t.yaml", entry(timings))
         assert planned(monkeypatch, FAST, SLOW)[0] == name
+    explained = explain_choice([FAST, SLOW], CALL, gpu="NVIDIA H200", sm_count=132)
+    assert explained.notes[0] == (
+        "the entry does not count: of its kernels those that are here take 1.30 times as long as"
+        " its fastest, and by estimate one is better that was not timed"
+    )
+
+
+def test_kernels_far_behind_stay_where_the_entry_knows_the_estimates_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, other = usual_and_other()
+    timings = [timing(SPLIT, 1.5), timing(other, 1.1)]
     table(own_tables() / "t.yaml", entry([*timings, timing(usual, 0.5)]))
-    assert planned(monkeypatch, FAST, SLOW)[0] == other.name  # all that there are were timed
+    assert planned(monkeypatch, FAST, SLOW)[0] == other.name  # it was timed, and is slower
+    table(own_tables() / "t.yaml", entry(timings, wrong=(identified(usual),)))
+    assert planned(monkeypatch, FAST, SLOW)[0] == other.name  # it was wrong
+    table(own_tables() / "t.yaml", entry([timing(SPLIT, 1.5), timing(other, 0.9)]))
+    assert planned(monkeypatch, FAST, SLOW) == (
+        "torch is faster here, as the tuned table t.yaml says"
+    )
+
+
+def test_what_waits_for_a_promised_weight_must_be_ahead_by_what_that_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of residuals and gates: in a model the norm or the attention is ahead, not the same call."""
+    late, early = (replace(LEAN_CONSTANT, constant_b=constant) for constant in (False, True))
+    call = replace(CALL, m=4, residual=True, constant_b=True)
+    for ahead, name in ((WAITS - 0.1, early.name), (WAITS + 0.1, late.name)):
+        timings = [timing(late, 20 / (15 - ahead)), timing(early, 20 / 15)]
+        made = entry(timings, m=4, epilogue="residual+constant")
+        table(own_tables() / "t.yaml", made)
+        forget_tables()
+        explained = explain_choice([late, early], call, gpu="NVIDIA H200", sm_count=132)
+        assert explained.choice == name
+        assert ("those that were faster wait" in explained.reason) == (name == early.name)
+
+
+@pytest.mark.parametrize("m", [1, 16, 65, 112, 150, 300])
+def test_a_promise_sends_no_call_to_torch(m: int) -> None:
+    specs = load_specs(configs_dir() / "kernels", arch=["sm_90a"])
+    for n, k in ((6144, 4096), (4096, 4096), (3072, 3072), (7168, 5120)):
+        call = packed_problem(m, n, k, BF16)
+        promised = replace(call, constant_b=True)
+        alone, early = (choose(specs, each, 132) for each in (call, promised))
+        assert alone is not None
+        assert early is not None
+        if not left_to_torch(alone, call, 132):
+            assert not left_to_torch(early, promised, 132), (m, n, k)
 
 
 def test_widths_that_only_direct_stores_take_stay_with_our_kernels() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmsmith.fit import misfit
 from gemmsmith.footprint import lean_blocks
@@ -37,6 +37,7 @@ class Costs:
     exposed: float
     """Launch, fill, epilogues and reductions that no main loop hides."""
     total: float
+    """All of it, and :func:`waiting`."""
 
     @property
     def bound(self) -> str:
@@ -77,8 +78,9 @@ CLUSTER_SUM = 0.541  # µs in which the blocks of a cluster exchange sums
 OVERLAPPED = 0.791  # of what a wave that is not full costs where blocks share a multiprocessor
 DEPENDENT = 1.71  # µs of launch and fill that a dependent launch hides
 EARLY_WEIGHTS = 1.0  # µs of fill that it hides besides where B is read ahead of the wait
-WAITS = 2.5  # µs more of kernels that might read it so and do not: in a model others are ahead
-GATE_WAITS = 6.5  # the same of gates
+WAITS = 2.5  # µs more where a call promises B and the kernel waits to read it: see waiting()
+WAITS_UP_TO = 64  # rows; measured up to 16
+GATES_FLATTERED = 4.0  # µs more of gates that wait, which the rates above make too fast
 LONELY = 0.414  # of INGEST_PER_SM where dependent blocks are placed beside those they follow ...
 LONELY_BELOW = 0.935  # ... on a GPU that is filled up to here
 CLUSTERED = {4: 0.88, 8: 0.91}  # share of the multiprocessors that clusters of this size can use
@@ -130,7 +132,9 @@ def unsuited(choice: Choice, problem: GemmProblem, sm_count: int) -> str:
     """
     flop = 2.0 * problem.m * problem.n * problem.k
     busy = _together((flop / (sm_count * MATH_PER_SM), _unique_bytes(problem) / HBM))
-    over = choice.microseconds / (busy + FITTING)
+    alone = replace(problem, constant_b=False)  # torch's kernels wait for the one ahead as well
+    microseconds = estimate(choice.spec, alone, sm_count)
+    over = microseconds / (busy + FITTING)
     if busy < JUDGED_FROM or over <= UNSUITED:
         return ""
     return (
@@ -209,7 +213,8 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     access = min(spec.alignment.a * size, spec.alignment.b * spec.b.bytes, WIDEST_ACCESS)
     ingest = INGEST_PER_SM * (LONELY if lonely else 1.0) * access / WIDEST_ACCESS
     reading = SHARED_PER_SM * (ALONE if spec.schedule == "warp_specialized" else 1.0)
-    # The longest of the parts of K, in whole steps.
+    whole = problem.k * size
+    # A block takes the longest of the parts of K, in whole steps.
     depth = math.ceil(math.ceil(problem.k / tile.k) / spec.split_k) * tile.k * size
     main_loops = {
         "tensor cores": tile.m * tile.n * depth / MATH_PER_SM,
@@ -217,8 +222,9 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         "shared memory": depth * device.m * (1 + device.n / 64) / reading,
         "TMA": depth * (tile.m + tile.n) / ingest,
     }
-    shared = count * depth * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
-    delivered = count * depth * (tile.m + tile.n)
+    read = count / spec.split_k * whole
+    shared = read * (tile.m / spec.cluster.n + tile.n / spec.cluster.m)
+    delivered = read * (tile.m + tile.n)
     several = problem.m > tile.m * spec.cluster.m
     slower = STREAM_K if split else ACROSS if several and spec.cluster.n > spec.cluster.m else 1.0
     limits = {name: slower * rounds * main_loop for name, main_loop in main_loops.items()}
@@ -237,10 +243,7 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
         "lean": (LEAN_RAMP + LEAN_EPILOGUE * area / spec.split_k) * (1.0 if overlapped else rounds),
     }.get(spec.schedule, RAMP * rounds)
     exposed -= DEPENDENT if spec.dependent_launch else 0.0
-    if spec.constant_b:
-        exposed -= EARLY_WEIGHTS
-    elif problem.constant_b:
-        exposed += WAITS if problem.gate == "none" else GATE_WAITS
+    exposed -= EARLY_WEIGHTS if spec.constant_b else 0.0
     exposed += CLUSTER_SUM if spec.split_k > 1 else 0.0
     if problem.activation != "none":  # ping-pong hides all but the last tile's
         exposed += (
@@ -251,8 +254,20 @@ def costs(spec: KernelSpec, problem: GemmProblem, sm_count: int) -> Costs:
     exposed += REDUCTION if split else 0.0
     if spec.store == "direct":
         exposed += DIRECT_STORE * area * rounds
-    total = (busy + exposed) * _spare(spec, problem)
+    waits = waiting(spec, problem)
+    waits += GATES_FLATTERED if waits and problem.gate != "none" else 0.0
+    total = (busy + exposed) * _spare(spec, problem) + waits
     return Costs(limits=limits | others, exposed=exposed, total=total)
+
+
+def waiting(spec: KernelSpec, problem: GemmProblem) -> float:
+    """Return the µs that a kernel loses in a model by waiting before it reads a promised B.
+
+    The norm or the attention that is ahead there leaves the memory idle meanwhile. A product that
+    is timed beside itself does not show it.
+    """
+    waits = problem.constant_b and not spec.constant_b and problem.m <= WAITS_UP_TO
+    return WAITS if waits else 0.0
 
 
 def _unique_bytes(problem: GemmProblem) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gemmsmith.choose import Choice, tiles_of_rows
+from gemmsmith.choose import Choice, choose, tiles_of_rows, waiting
 from gemmsmith.dtypes import BF16, FP16
 from gemmsmith.errors import ConfigError
 from gemmsmith.fit import misfit
+from gemmsmith.kinds import first_fitting
 from gemmsmith.problem import GemmProblem
 from gemmsmith.resources import configs_dir
 from gemmsmith.settings import settings
@@ -23,6 +24,7 @@ from gemmsmith.tuned import (
     Key,
     Made,
     Table,
+    Timing,
     key_of,
     same_gpu,
     timed_as,
@@ -32,9 +34,7 @@ from gemmsmith.tuned_file import read_table
 
 EMPTIER = 1.1  # tiles of rows for each row, over those at the bucket, up to which timings hold
 NEARLY = 1.08  # of the bucket's rows: so near a call is to it that what was fastest there counts
-BEHIND = (
-    1.2  # times as long as the fastest, from where on a kernel that was not timed may do better
-)
+BEHIND = 1.2  # times as long as the fastest, from where on the estimate may know a better kernel
 FEW_ROWS = 64  # up to here the weights must be read whatever the tiles
 MANY_ROWS = 2048  # from here on a last tile matters little
 _SUFFIXES = (".yaml", ".yml")
@@ -86,10 +86,12 @@ class Tables:
         """Yield the kernels for a call, the best first, and among them why torch is better.
 
         ``specs`` are the kernels there are, by name; ``torch`` says whether torch may run. What
-        does not fit, or was edited since, is left out. It ends before what a number of rows beside
-        the bucket's makes another matter: three tiles for 300 rows where 256 had two, or two that
-        330 rows leave emptier than 384 did; and before kernels that are far behind the fastest,
-        which may be gone, where others fit that were not timed.
+        does not fit, or was edited since, is left out. Of gates and residuals whose weight is
+        promised, kernels that wait before they read it stand behind as :func:`waiting` says. It
+        ends before what a number of rows beside the bucket's makes another matter: three tiles for
+        300 rows where 256 had two, or two that 330 rows leave emptier than 384 did; and before
+        kernels that are far behind the fastest, which may be gone, where by estimate the best is
+        one that was not timed.
         """
         found = self.find(problem)
         if found is None:
@@ -97,28 +99,51 @@ class Tables:
         entry, may_run = found.entry, torch and torch_can(problem)
         reason = f"torch is faster here, as the tuned table {found.path.name} says"
         if may_run and entry.winner == TORCH:
-            if not _torch_carries_over(entry, problem.m):
+            if not torch_carries_over(entry, problem.m):
                 return
             yield reason
             may_run = False
-        types = (problem.a, problem.d)
-        kernels = {timed_as(s, entry.a): s for s in specs.values() if (s.a, s.d) == types}
+        kernels = kernels_of(entry, problem, specs.values())
         fastest = min((timing.us for timing in entry.timings), default=0.0)
-        for timing in entry.order():
-            spec = kernels.get(timing.kernel)
-            if spec is None or misfit(spec, problem):
-                continue
-            if not _carries_over(spec, entry, problem.m):
-                return
-            if timing.us > BEHIND * fastest and _has_untimed(kernels, entry, problem):
+        for timing in _in_order(entry, kernels, problem):
+            spec = kernels[timing.kernel]
+            if not carries_over(spec, entry, problem.m):
                 return
             if may_run and timing.ratio < FAIR and timing.kernel != entry.winner:
                 yield reason
                 may_run = False
+            if timing.us > BEHIND * fastest and _best_is_untimed(kernels, found, problem):
+                return
             yield Choice(spec=spec, tuning=timing.tuning, microseconds=timing.us)
 
 
-def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
+def kernels_of(
+    entry: Entry, problem: GemmProblem, specs: Iterable[KernelSpec]
+) -> dict[str, KernelSpec]:
+    """Return those of ``specs`` that take the call, by the names that the entry has for them."""
+    types = (problem.a, problem.d)
+    fitting = (s for s in specs if (s.a, s.d) == types and not misfit(s, problem))
+    return {timed_as(spec, entry.a): spec for spec in fitting}
+
+
+def _in_order(
+    entry: Entry, kernels: Mapping[str, KernelSpec], problem: GemmProblem
+) -> list[Timing]:
+    """Return the timings of ``kernels``, the one first that should be the fastest in a model."""
+    known = [timing for timing in entry.order() if timing.kernel in kernels]
+    if problem.gate == "none" and not problem.residual:
+        return known
+    return sorted(known, key=lambda each: each.us + waiting(kernels[each.kernel], problem))
+
+
+def _best_is_untimed(kernels: Mapping[str, KernelSpec], found: Found, problem: GemmProblem) -> bool:
+    """Whether the estimate takes a kernel of which the entry knows nothing, good or bad."""
+    best = choose(first_fitting(tuple(kernels.values()), problem), problem, found.made.sm_count)
+    told = {*(timing.kernel for timing in found.entry.timings), *found.entry.wrong}
+    return best is not None and timed_as(best.spec, found.entry.a) not in told
+
+
+def carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
     """Whether a timing at the entry's rows holds at ``m``: tiles are as full as there, and between
     few rows and many none of another width may fit better."""
     if FEW_ROWS < m < MANY_ROWS and not _near(entry, m):
@@ -127,13 +152,7 @@ def _carries_over(spec: KernelSpec, entry: Entry, m: int) -> bool:
     return there == here or here * entry.m <= EMPTIER * there * m
 
 
-def _has_untimed(kernels: Mapping[str, KernelSpec], entry: Entry, problem: GemmProblem) -> bool:
-    """Whether a kernel fits that the entry does not tell of; ``kernels`` are named as there."""
-    told = {timing.kernel for timing in entry.timings}
-    return any(name not in told and not misfit(spec, problem) for name, spec in kernels.items())
-
-
-def _torch_carries_over(entry: Entry, m: int) -> bool:
+def torch_carries_over(entry: Entry, m: int) -> bool:
     """Whether torch's lead at the entry's rows may be one at ``m``; its tiles are not known."""
     return _near(entry, m) or min(m, entry.m) >= MANY_ROWS
 

@@ -14,7 +14,14 @@ from gemmsmith.lookup import find_built
 from gemmsmith.problem import GemmProblem
 from gemmsmith.software import made_here
 from gemmsmith.spec import KernelSpec
-from gemmsmith.tables import Found, Tables, tables_for
+from gemmsmith.tables import (
+    Found,
+    Tables,
+    carries_over,
+    kernels_of,
+    tables_for,
+    torch_carries_over,
+)
 from gemmsmith.tuned import TORCH, Timing, key_of, left_to_torch, timed_as
 from gemmsmith.wording import counted
 
@@ -114,6 +121,8 @@ def explain_choice(
     elif told is not None:
         source, choice, tuning = "table", told.spec.name, told.tuning
         reason = "measured: the fastest of the tuned table's kernels that are here"
+        if found is not None and _waits(found, told, fitting, problem):
+            reason += ", as those that were faster wait for the kernel ahead"
     elif ranked and torch_may_run and (why := left_to_torch(ranked[0], problem, sm_count)):
         source, choice, tuning, reason = "estimate", TORCH, None, why
     elif ranked:
@@ -160,6 +169,13 @@ def _candidate(choice: Choice, problem: GemmProblem, sm_count: int, *, built: bo
     )
 
 
+def _waits(found: Found, chosen: Choice, specs: Iterable[KernelSpec], problem: GemmProblem) -> bool:
+    """Whether kernels that were timed faster than the chosen one lose by waiting in a model."""
+    here = kernels_of(found.entry, problem, specs)
+    faster = (each for each in found.entry.timings if each.us < chosen.microseconds)
+    return any(each.kernel in here for each in faster)
+
+
 def _does_not_count(
     found: Found | None, specs: Iterable[KernelSpec], problem: GemmProblem, *, torch: bool
 ) -> str:
@@ -168,16 +184,18 @@ def _does_not_count(
     if found is None:
         return ""
     entry = found.entry
-    names = {timed_as(spec, entry.a) for spec in specs}
-    known = [timing.us for timing in entry.timings if timing.kernel in names]
-    if entry.m != problem.m and (known or (torch and entry.winner == TORCH)):
-        return f"the entry does not count at {problem.m} rows: other widths may fit better"
-    if not known:
+    kernels = kernels_of(entry, problem, specs)
+    known = [timing for timing in entry.timings if timing.kernel in kernels]
+    of_torch = torch and entry.winner == TORCH
+    if not known and not of_torch:
         return ""
-    behind = min(known) / min(timing.us for timing in entry.timings)
+    counts = [carries_over(kernels[timing.kernel], entry, problem.m) for timing in known]
+    if not any(counts) or (of_torch and not torch_carries_over(entry, problem.m)):
+        return f"the entry does not count at {problem.m} rows: other widths may fit better"
+    behind = min(each.us for each in known) / min(each.us for each in entry.timings)
     return (
         f"the entry does not count: of its kernels those that are here take {behind:.2f} times as"
-        " long as its fastest, and others fit that were not timed"
+        " long as its fastest, and by estimate one is better that was not timed"
     )
 
 

@@ -98,6 +98,7 @@ def _words(problem: AttentionProblem) -> str:
         "causal": problem.causal,
         f"window {problem.window}": problem.window,
         "softcap": problem.capped,
+        "lengths": problem.lengths,
         "block table": problem.paged,
         "packed": problem.packed,
         "appends": problem.appends,

@@ -41,15 +41,9 @@ def shortlist(
 ) -> list[Choice]:
     """Return the ``count`` kernels with the smallest estimated times, fewer for long calls.
 
-    Those whose names are in ``always`` (an earlier winner) come along if they fit. Of gates and
-    residuals whose weight is promised, kernels that wait before they fetch it are left out where
-    the first one does not: a product that is timed beside itself does not show what that costs
-    behind the norm or the attention of a model (benchmarks/NOTES.md).
+    Those whose names are in ``always`` (an earlier winner) come along if they fit.
     """
     ranked = rank(first_fitting(specs, problem), problem, sm_count)
-    of_layers = problem.gate != "none" or problem.residual
-    if of_layers and ranked and ranked[0].spec.constant_b:
-        ranked = [choice for choice in ranked if choice.spec.constant_b]
     if ranked and ranked[0].microseconds > LONG_US:
         count = math.ceil(count * LONG_SHARE)
     names = set(always)
