@@ -21,6 +21,7 @@ install() {
 
 check_machine() {
     have "$python" || sorry "$python is not found: install Python 3.10 to 3.13 (apt install python3), or name one with PYTHON=..."
+    "$python" -c '' || sorry "$python does not run: name Python 3.10 to 3.13 with PYTHON=..."
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
         sorry "$("$python" --version 2>&1) is too old: name Python 3.10 to 3.13 with PYTHON=..."
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||

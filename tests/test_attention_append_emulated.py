@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,6 +72,20 @@ def test_pages_that_there_are_not_are_not_written(emulator: Emulator) -> None:
         assert not appending.k[own, 0].isnan().any()
         appending.k[own, 0] = before[own, 0] = 0
         assert same_bits(appending.k, before)
+
+
+def test_a_write_behind_shared_memory_is_caught(tmp_path: Path) -> None:
+    """Here the newest value, whose row the kernel is made to forget."""
+    short = {"(kRows + 2) * kFreshPitch; /* behind": "(kRows + 1) * kFreshPitch; /* behind"}
+    emulator = Emulator(EARLY[:1], tmp_path, short)
+    appending, _ = prepared_for(EARLY[0], STEPS[0])
+    filled = call_of(appending, torch.empty_like(appending.q))
+    child = os.fork()
+    if child == 0:  # it ends by a trap
+        faulthandler.disable()
+        launch(emulator.kernels[EARLY[0].name], filled)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 REFUSED = (

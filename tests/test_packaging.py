@@ -144,6 +144,7 @@ def test_nothing_at_the_root_hides_the_build_package() -> None:
     ("variable", "value", "sentence"),
     [
         ("PYTHON", "/no/python", "/no/python is not found: install Python 3.10"),
+        ("PYTHON", "false", "false does not run: name Python 3.10 to 3.13 with PYTHON="),
         ("GEMMSMITH_CXX", "/no/g++", "/no/g++ is not found: apt install g++"),
     ],
 )
