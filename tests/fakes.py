@@ -40,6 +40,8 @@ def wanted(what):
 
 if wanted("hang"):
     time.sleep(60)
+if wanted("slow"):
+    time.sleep(0.3)
 if wanted("killed"):
     os.kill(os.getpid(), signal.SIGKILL)
 if wanted("silent"):
@@ -111,7 +113,8 @@ class FakeNvcc:
         return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
 
     def fault(self, what: str, *specs: KernelSpec) -> None:
-        """Make runs with one of ``specs`` end as ``what``: killed, silent, nothing, broken, fat."""
+        """Make runs with one of ``specs`` hang, be slow (0.3 s), or end as ``what``: killed,
+        silent, nothing, broken, fat."""
         (self.folder / what).write_text(" ".join(spec.name for spec in specs))
 
 
