@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.arch import ARCHITECTURES, Architecture
-from gemmsmith.bench.model_shapes import load_model
+from gemmsmith.bench.model_shapes import load_model, model_names
 from gemmsmith.choose import choose
 from gemmsmith.config import inspect_file, load_specs
 from gemmsmith.dtypes import BF16, INT8, DType
@@ -25,7 +25,6 @@ FILES = {
     "hopper_constant.yaml": {"sm_90a": 47},
     "hopper_epilogues.yaml": {"sm_90a": 56},
 }
-MODELS = sorted(path.stem for path in (configs_dir() / "models").glob("*.yaml"))
 
 
 def test_how_many_kernels_ship() -> None:
@@ -65,7 +64,7 @@ def test_each_file_says_why() -> None:
         assert len(comments) > len(families), name
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", model_names())
 @pytest.mark.parametrize("dtype", [BF16, INT8], ids=lambda dtype: dtype.name)
 def test_steps_of_decoding_fetch_weights_early(model: str, dtype: DType) -> None:
     """Every product of a layer whose weights are promised, for up to 16 sequences, by estimate."""

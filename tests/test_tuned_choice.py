@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
 
@@ -36,6 +35,13 @@ def planned(
     count_as_loaded(monkeypatch, kernels, *built)
     found = kernels.plan(call, H200)
     return (found.spec.name, found.tuning) if isinstance(found, Plan) else found
+
+
+def usual_and_other(call: GemmProblem = CALL) -> tuple[KernelSpec, KernelSpec]:
+    """The kernel that the estimate takes for a call, and the other one."""
+    chosen = choose([FAST, SLOW], call, 132)
+    assert chosen is not None
+    return (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
 
 
 def test_a_set_obeys_the_table_then_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +77,7 @@ def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPa
     """At 300 rows two tiles of 128 have become three, at 230 they are emptier than others would be;
     torch's lead at 256 is none there."""
     at = dataclasses.replace(CALL, m=256)
-    chosen = choose([FAST, SLOW], at, 132)
-    assert chosen is not None
-    usual, other = (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
+    usual, other = usual_and_other(at)
     made = entry([timing(other, 1.2)], m=256)
     table(own_tables() / "t.yaml", made)
     assert planned(monkeypatch, FAST, SLOW, call=at)[0] == other.name
@@ -84,13 +88,6 @@ def test_an_entry_holds_where_its_tiles_are_as_full(monkeypatch: pytest.MonkeyPa
     told = "torch is faster here, as the tuned table t.yaml says"
     assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=260)) == told
     assert planned(monkeypatch, FAST, SLOW, call=dataclasses.replace(CALL, m=300)) != told
-
-
-def usual_and_other() -> tuple[KernelSpec, KernelSpec]:
-    """The kernel that the estimate takes for CALL, and the other one."""
-    chosen = choose([FAST, SLOW], CALL, 132)
-    assert chosen is not None
-    return (FAST, SLOW) if chosen.spec == FAST else (SLOW, FAST)
 
 
 def test_kernels_far_behind_one_that_is_gone_leave_calls_to_a_better_one(
@@ -124,12 +121,12 @@ def test_kernels_far_behind_stay_where_the_entry_knows_the_estimates_best(
     )
 
 
-def test_what_waits_for_a_promised_weight_must_be_ahead_by_what_that_costs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_waits_for_a_promised_weight_must_be_ahead_by_what_that_costs() -> None:
     """Of residuals and gates: in a model the norm or the attention is ahead, not the same call."""
-    late, early = (replace(LEAN_CONSTANT, constant_b=constant) for constant in (False, True))
-    call = replace(CALL, m=4, residual=True, constant_b=True)
+    late, early = (
+        dataclasses.replace(LEAN_CONSTANT, constant_b=constant) for constant in (False, True)
+    )
+    call = dataclasses.replace(CALL, m=4, residual=True, constant_b=True)
     for ahead, name in ((WAITS - 0.1, early.name), (WAITS + 0.1, late.name)):
         timings = [timing(late, 20 / (15 - ahead)), timing(early, 20 / 15)]
         made = entry(timings, m=4, epilogue="residual+constant")
@@ -145,7 +142,7 @@ def test_a_promise_sends_no_call_to_torch(m: int) -> None:
     specs = load_specs(configs_dir() / "kernels", arch=["sm_90a"])
     for n, k in ((6144, 4096), (4096, 4096), (3072, 3072), (7168, 5120)):
         call = packed_problem(m, n, k, BF16)
-        promised = replace(call, constant_b=True)
+        promised = dataclasses.replace(call, constant_b=True)
         alone, early = (choose(specs, each, 132) for each in (call, promised))
         assert alone is not None
         assert early is not None

@@ -112,7 +112,7 @@ class Tables:
             if may_run and timing.ratio < FAIR and timing.kernel != entry.winner:
                 yield reason
                 may_run = False
-            if timing.us > BEHIND * fastest and _best_is_untimed(kernels, found, problem):
+            if timing.us > BEHIND * fastest and _best_is_untimed(specs, found, problem):
                 return
             yield Choice(spec=spec, tuning=timing.tuning, microseconds=timing.us)
 
@@ -120,10 +120,10 @@ class Tables:
 def kernels_of(
     entry: Entry, problem: GemmProblem, specs: Iterable[KernelSpec]
 ) -> dict[str, KernelSpec]:
-    """Return those of ``specs`` that take the call, by the names that the entry has for them."""
-    types = (problem.a, problem.d)
-    fitting = (s for s in specs if (s.a, s.d) == types and not misfit(s, problem))
-    return {timed_as(spec, entry.a): spec for spec in fitting}
+    """Return those of ``specs`` that were timed and take the call, by the entry's names."""
+    types, told = (problem.a, problem.d), {timing.kernel for timing in entry.timings}
+    named = {timed_as(s, entry.a): s for s in specs if (s.a, s.d) == types}
+    return {k: s for k, s in named.items() if k in told and not misfit(s, problem)}
 
 
 def _in_order(
@@ -136,9 +136,10 @@ def _in_order(
     return sorted(known, key=lambda each: each.us + waiting(kernels[each.kernel], problem))
 
 
-def _best_is_untimed(kernels: Mapping[str, KernelSpec], found: Found, problem: GemmProblem) -> bool:
+def _best_is_untimed(specs: Mapping[str, KernelSpec], found: Found, problem: GemmProblem) -> bool:
     """Whether the estimate takes a kernel of which the entry knows nothing, good or bad."""
-    best = choose(first_fitting(tuple(kernels.values()), problem), problem, found.made.sm_count)
+    fitting = first_fitting(tuple(specs.values()), problem)
+    best = choose(fitting, problem, found.made.sm_count)
     told = {*(timing.kernel for timing in found.entry.timings), *found.entry.wrong}
     return best is not None and timed_as(best.spec, found.entry.a) not in told
 
